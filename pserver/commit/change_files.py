@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
@@ -27,6 +28,7 @@ from safetensors.numpy import load, save
 from headrace.durable import REAL, write_whole
 from headrace.keys import NUM_BUCKETS, unique_keys
 from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.commit_parts import ChangeFacts
 from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
 from headrace.pserver.store.rocks_store import store_error_of
 from headrace.pserver.store.row_store import StoredFile, keys_in_order, sort_order_of
@@ -80,34 +82,24 @@ def _inside(keys_N: U64, begin: int, end: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class ChangeIncrement:
-    """One file, as the manifest describes it."""
+    """One file."""
 
-    name: str
-    since: int
-    """The version that it begins after."""
-    upto: int
-    """The version that it ends with. It equals `since` if rows were swept and committed without a pass in between."""
-    changed: int
-    gone: int
-    """Number of changed and of deleted keys."""
+    facts: ChangeFacts
     stored: StoredFile
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.facts.file.rpartition("/")[2]
 
     @property
     def size(self) -> int:
         """Number of keys, changed and deleted."""
-        return self.changed + self.gone
+        return self.facts.changed + self.facts.gone
 
-    def message(self, below: str) -> dict[str, Any]:
-        """As JSON-able data; the commit has the file in the folder `below`."""
-        facts = {"from": self.since, "to": self.upto, "changed": self.changed, "gone": self.gone}
-        return {"file": f"{below}/{self.name}", **facts}
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any], files: Mapping[str, StoredFile]) -> "ChangeIncrement":
-        """The inverse of `message`; `files` are those of the part."""
-        path = message["file"]
-        name = path.rpartition("/")[2]
-        return cls(name, message["from"], message["to"], message["changed"], message["gone"], files[path])
+    def below(self, folder: str) -> ChangeFacts:
+        """The facts for a commit that has the file in `folder`."""
+        return msgspec.structs.replace(self.facts, file=f"{folder}/{self.name}")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -126,7 +118,9 @@ def read_changes(
         increments = _increments_of(part, table)
         if increments is None or not _covers(increments.values(), since, upto):
             return None
-        found += [read_increment(folder / path, each) for path, each in increments.items() if since < each.upto <= upto]
+        found += [
+            read_increment(folder / path, each) for path, each in increments.items() if since < each.facts.upto <= upto
+        ]
     return ChangedKeys.joined(found)
 
 
@@ -144,16 +138,16 @@ def read_increment(path: Path, expected: ChangeIncrement) -> ChangedKeys:
 
 def _increments_of(part: ShardCommitPart, table: str) -> dict[str, ChangeIncrement] | None:
     """Increments by path in the commit, in order of versions; None if the part has no changes."""
-    messages = part.tables.get(table, {}).get("changes")
-    if messages is None:
+    found = part.tables.get(table)
+    if found is None or found.changes is None:
         return None
-    return {message["file"]: ChangeIncrement.of_message(message, part.files) for message in messages}
+    return {facts.file: ChangeIncrement(facts, part.files[facts.file]) for facts in found.changes}
 
 
 def _covers(increments: Iterable[ChangeIncrement], since: int, upto: int) -> bool:
     """Whether increments, in order, cover `since` to `upto` without a gap."""
     reached = since
-    for each in increments:
+    for each in (increment.facts for increment in increments):
         if each.since <= reached < each.upto:
             reached = each.upto
     return reached >= upto
@@ -183,7 +177,7 @@ class ChangeFiles:
         `changes` are those since the last commit. With `since` None there are no increments and no folder. May be
         called again, for another try, until `settle`. Raises StoreFailed.
         """
-        increments = [each for each in self._kept if since is not None and each.upto > since]
+        increments = [each for each in self._kept if since is not None and each.facts.upto > since]
         if since is not None and self._version is not None:
             if since < version and (self._version < version or len(changes)):
                 increments.append(self._written(changes, self._version, version, increments))
@@ -228,7 +222,7 @@ class ChangeFiles:
             self._kept = list(known[0][1].values())
         else:
             self._kept = self._cut(folder, [increments for _, increments in known], buckets)  # 2
-        upto = self._kept[-1].upto if self._kept else self._version
+        upto = self._kept[-1].facts.upto if self._kept else self._version
         if self._version not in (None, upto):
             raise StoreDamaged(f"{folder}: has the changes of {table!r} up to version {upto}, not {self._version}")
         self._version = upto
@@ -236,14 +230,16 @@ class ChangeFiles:
     def _cut(
         self, folder: Path, parts: Sequence[Mapping[str, ChangeIncrement]], buckets: tuple[int, int]
     ) -> list[ChangeIncrement]:
-        ends = [{each.upto for each in part.values()} | {min(e.since for e in part.values())} for part in parts]
+        ends = [
+            {each.facts.upto for each in part.values()} | {min(e.facts.since for e in part.values())} for part in parts
+        ]
         made: list[ChangeIncrement] = []
         for since, upto in pairwise(sorted(set.intersection(*ends))):
             found = [
                 read_increment(folder / path, each).of_buckets(*buckets)
                 for part in parts
                 for path, each in part.items()
-                if since <= each.since and since < each.upto <= upto
+                if since <= each.facts.since and since < each.facts.upto <= upto
             ]
             made.append(self._written(ChangedKeys.joined(found), since, upto, made))
         return made
@@ -253,7 +249,7 @@ class ChangeFiles:
         at = min(range(len(increments) - 1), key=lambda i: increments[i].size + increments[i + 1].size)
         two = increments[at : at + 2]
         joined = ChangedKeys.joined([read_increment(self._live / each.name, each) for each in two])
-        increments[at : at + 2] = [self._written(joined, two[0].since, two[1].upto, increments)]
+        increments[at : at + 2] = [self._written(joined, two[0].facts.since, two[1].facts.upto, increments)]
 
     def _written(
         self, changes: ChangedKeys, since: int, upto: int, beside: Sequence[ChangeIncrement]
@@ -274,7 +270,7 @@ class ChangeFiles:
             self._live.mkdir(parents=True, exist_ok=True)
             write_whole(REAL, self._live / name, data)
         stored = StoredFile(hashlib.sha256(data).hexdigest(), len(data))
-        return ChangeIncrement(name, since, upto, len(changes.changed_U), len(changes.gone_G), stored)
+        return ChangeIncrement(ChangeFacts(name, since, upto, len(changes.changed_U), len(changes.gone_G)), stored)
 
 
 @contextmanager

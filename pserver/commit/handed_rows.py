@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -24,13 +25,11 @@ from headrace.pserver.store.row_store import U32
 
 FILE = "{}.rows.safetensors"
 """File of a table's rows."""
-HANDED = "handed"
-"""In the facts of a table: the version since which its rows changed. Only parts of a handover have it."""
 
 
 def is_handed(parts: Iterable[ShardCommitPart]) -> bool:
     """Whether these are parts of a handover, not of a commit."""
-    return any(HANDED in facts for part in parts for facts in part.tables.values())
+    return any(facts.handed is not msgspec.UNSET for part in parts for facts in part.tables.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
@@ -31,7 +32,7 @@ from headrace.keys import NUM_BUCKETS, unique_keys
 from headrace.pserver.commit.change_files import FOLDER as CHANGES
 from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
 from headrace.pserver.commit.handed_rows import FILE as HANDED_FILE
-from headrace.pserver.commit.handed_rows import HANDED, HandedRows
+from headrace.pserver.commit.handed_rows import HandedRows
 from headrace.pserver.commit.late_writes import LateWriter
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import (
@@ -42,6 +43,7 @@ from headrace.pserver.errors import (
     StoreDamaged,
     StoreFailed,
 )
+from headrace.pserver.protocol.commit_parts import AgingState, TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.rows.row_format import groups_of
 from headrace.pserver.store.rocks_store import RocksRowStore, store_error_of
@@ -69,7 +71,7 @@ class ShardSnapshot:
     changes_since: int | None
     """The commit records the changes after this version; None: no changes."""
     tables: Mapping[str, TableSnapshot]
-    facts: Mapping[str, dict[str, Any]]
+    facts: dict[str, TableFacts]
     """ShardPart.tables, as of the snapshot."""
     part: ShardCommitPart | None = None
     folder: Path | None = None
@@ -143,13 +145,13 @@ class ShardStores:
             snapshot = self._snapshot
             if snapshot is None:
                 raise InvalidShardCall(f"{self._name} has no snapshot to hand over")
-            mine, files, facts = folder / self._name, dict[str, StoredFile](), dict[str, dict[str, Any]]()
+            mine, files, facts = folder / self._name, dict[str, StoredFile](), dict[str, TableFacts]()
             with _translated(mine):
                 mine.mkdir(exist_ok=True)
             for name, taken in snapshot.tables.items():
                 rows = HandedRows(taken.keys_U, taken.words_UW, taken.deleted_keys_U, taken.deleted_group_U)
                 rows.write(mine / HANDED_FILE.format(name))
-                facts[name] = {**snapshot.facts[name], HANDED: self._changes[name].version}
+                facts[name] = msgspec.structs.replace(snapshot.facts[name], handed=self._changes[name].version)
                 files |= self._write_admission(name, taken, mine, sync=False)
             failpoint(Failpoint.ROWS_HANDED)
             return ShardCommitPart(self._name, self._buckets, facts, files)
@@ -206,7 +208,8 @@ class ShardStores:
             changes = ChangedKeys.of(taken.keys_U, taken.deleted_keys_U, taken.deleted_group_U)
         made = self._changes[name].write(snapshot.version, changes, snapshot.changes_since, mine / below)
         path = f"{self._name}/{below}"
-        snapshot.facts[name]["changes"] = [each.message(path) for each in made]
+        changed = [each.below(path) for each in made]
+        snapshot.facts[name] = msgspec.structs.replace(snapshot.facts[name], changes=changed)
         return {f"{path}/{each.name}": each.stored for each in made}
 
     def _write_admission(
@@ -283,7 +286,7 @@ class ShardStores:
             raise
         for name, (store, rows_by_group) in found.items():
             self._stores[name] = store
-            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
+            lives = _lives(ours, name)
             self._tables[name].attach(store, rows_by_group, lives, admission[name])
 
     def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
@@ -299,7 +302,7 @@ class ShardStores:
         admission = {name: self._admission(folder, ours, name) for name in self._tables}
         for name, keys_U in changed.items():
             table = self._tables[name]
-            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
+            lives = _lives(ours, name)
             swept_U = table.begin_advance(lives, admission[name])
             for part in ours:
                 self._take_over(folder, part, name, unique_keys(keys_U, swept_U), swept_U)
@@ -315,12 +318,12 @@ class ShardStores:
         """
         ours = [part for part in parts if self._shares(part)]
         for name, changes in self._changes.items():
-            if found := {part.tables[name].get(HANDED) for part in ours} - {changes.version}:
+            if found := {part.tables[name].handed for part in ours} - {changes.version}:
                 raise InvalidShardCall(
                     f"{folder}: has the rows of table {name!r} since version {found.pop()}, not {changes.version}"
                 )
         for name, table in self._tables.items():
-            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables[name]]
+            lives = _lives(ours, name)
             table.begin_handed(lives, self._admission(folder, ours, name))
             for part in ours:
                 rows = HandedRows.read(folder / part.folder / HANDED_FILE.format(name)).of_buckets(*self._buckets)
@@ -385,7 +388,7 @@ class ShardStores:
     def _linked(self, folder: Path, part: ShardCommitPart, name: str) -> tuple[RowStore, dict[int, int]]:
         """A store linked from the part that has exactly the buckets of this shard."""
         store = self._open(self._live / name, folder, part, name)
-        return store, {int(group): count for group, count in part.tables[name]["rows_by_group"].items()}
+        return store, dict(part.tables[name].rows_by_group)
 
     def _copied(self, folder: Path, parts: Sequence[ShardCommitPart], name: str) -> tuple[RowStore, dict[int, int]]:
         """A new store with this shard's rows, copied from every part."""
@@ -446,10 +449,11 @@ def _concatenated(held: Sequence[tuple[U64, U32]]) -> tuple[U64, U32]:
     return np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
 
 
-def _facts(taken: TableSnapshot) -> dict[str, Any]:
-    by_group = taken.rows_by_group
-    return {
-        "rows": sum(by_group.values()),
-        "rows_by_group": {str(group): count for group, count in by_group.items()},
-        "life": dict(taken.life),
-    }
+def _facts(taken: TableSnapshot) -> TableFacts:
+    return TableFacts(sum(taken.rows_by_group.values()), taken.rows_by_group, taken.life)
+
+
+def _lives(parts: Sequence[ShardCommitPart], table: str) -> list[AgingState]:
+    """How the rows of a table have aged, on the shards whose parts say so."""
+    found = (part.tables[table].life for part in parts if table in part.tables)
+    return [each for each in found if each is not None]

@@ -12,7 +12,7 @@ each slot group that has or had settings of its own), S shrinks, X cuts.
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
 from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.commit_parts import AgingState, AppliedCut, AppliedShrink
 from headrace.pserver.protocol.table_operations import ExportCut, ShrinkRows
 from headrace.pserver.rows.slot_classes import NUM_GROUPS, SlotClasses, classes_of
 
@@ -59,40 +60,6 @@ class RowStatistics(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedShrink:
-    """A shrink that has acted."""
-
-    version: int
-    day: int
-    below: Mapping[int, float | None]
-    """delete_below by slot group; -1 is the table."""
-    after: Mapping[int, int | None]
-    """delete_after_days, likewise."""
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        below = {str(group): value for group, value in self.below.items()}
-        after = {str(group): value for group, value in self.after.items()}
-        return {"version": self.version, "day": self.day, "below": below, "after": after}
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> "AppliedShrink":
-        """The inverse of `message`."""
-        below = {int(group): value for group, value in message["below"].items()}
-        after = {int(group): value for group, value in message["after"].items()}
-        return cls(message["version"], message["day"], below, after)
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedCut:
-    """A cut that has acted."""
-
-    version: int
-    day: int
-    cut: ExportCut
-
-
 TABLE = -1
 """Key of the table's own settings among slot groups."""
 
@@ -109,7 +76,7 @@ class TableAging:
         self.shrinks: tuple[AppliedShrink, ...] = ()
         """Shrinks whose rows are not all removed. Replaced, never changed in place."""
         self._cuts: tuple[AppliedCut, ...] = ()
-        self._rates: list[dict[int, float]] = []
+        self._rates: list[Mapping[int, float]] = []
         self.set(section, groups)
 
     def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
@@ -160,51 +127,35 @@ class TableAging:
             whole = (
                 cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
             )
-            self._cuts = (*(() if whole else self._cuts), AppliedCut(version, self.day, cut))
+            own = AppliedCut(version, self.day, cut.since, cut.base_threshold, cut.delta_threshold, cut.delta_keep_days)
+            self._cuts = (*(() if whole else self._cuts), own)
             self._arrange()
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data; ticks with the same rates are run-length encoded."""
-        runs: list[list[Any]] = []
-        for rates in self._rates:
-            named = {str(group): rate for group, rate in rates.items()}
-            if runs and runs[-1][1] == named:
-                runs[-1][0] += 1
-            else:
-                runs.append([1, named])
-        cuts = [
-            [t.version, t.day, t.cut.since, t.cut.base_threshold, t.cut.delta_threshold, t.cut.delta_keep_days]
-            for t in self._cuts
-        ]
-        return {"day": self.day, "rates": runs, "shrinks": [s.message() for s in self.shrinks], "cuts": cuts}
+    @property
+    def state(self) -> AgingState:
+        """The state, for a commit's part."""
+        rates = [(len(list(run)), each) for each, run in groupby(self._rates)]
+        return AgingState(self.day, rates, list(self.shrinks), list(self._cuts))
 
-    def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def load(self, states: Sequence[AgingState]) -> None:
         """Go on from the parts of a commit. They agree, except that some have swept more shrinks than others."""
         with self._turn:
-            self.shrinks = () if messages else self.shrinks
-            for message in messages:
-                self.day = message["day"]
-                self._rates = [
-                    {int(group): rate for group, rate in rates.items()}
-                    for count, rates in message["rates"]
-                    for _ in range(count)
-                ]
-                self._cuts = tuple(
-                    AppliedCut(version, day, ExportCut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
-                    for version, day, s, b, d, k in message["cuts"]
-                )
-                theirs = (AppliedShrink.of_message(each) for each in message["shrinks"])
-                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *theirs)}
+            self.shrinks = () if states else self.shrinks
+            for state in states:
+                self.day = state.day
+                self._rates = [rates for count, rates in state.rates for _ in range(count)]
+                self._cuts = tuple(state.cuts)
+                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *state.shrinks)}
                 self.shrinks = tuple(merged[version] for version in sorted(merged))
             self._arrange()
 
     @classmethod
-    def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "TableAging":
-        """From the message of a commit's part; None starts empty."""
+    def of(cls, section: TableSection, groups: Mapping[str, int], state: AgingState | None) -> "TableAging":
+        """From the state in a commit's part; None starts empty."""
         life = cls(section, groups)
-        life.load([] if message is None else [message])
+        life.load([] if state is None else [state])
         return life
 
     def _arrange(self, shrinks: Sequence[AppliedShrink] | None = None) -> None:
@@ -215,9 +166,9 @@ class TableAging:
         column_G = np.zeros(NUM_GROUPS, np.uint16)
         column_G[columns[1:]] = np.arange(1, len(columns))
         rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)
-        versions = [[t.version, t.cut.since] for t in self._cuts]
-        days = [[t.day, NEVER if (keep := t.cut.delta_keep_days) is None else keep] for t in self._cuts]
-        thresholds = [[_least(t.cut.base_threshold), _least(t.cut.delta_threshold)] for t in self._cuts]
+        versions = [[t.version, t.since] for t in self._cuts]
+        days = [[t.day, NEVER if (keep := t.delta_keep_days) is None else keep] for t in self._cuts]
+        thresholds = [[_least(t.base_threshold), _least(t.delta_threshold)] for t in self._cuts]
         self._arrays = AgingArrays(
             DayRates(column_G, rates_TK.reshape(len(self._rates), len(columns))),
             _rules_of(shrinks, columns),

@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from headrace import documents
+from headrace.codec import plain, typed
 from headrace.pserver.config import TableSection, Wire
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
-from headrace.pserver.protocol.table_operations import TableOperation, message_of, operation_of, sum_by_group
-from headrace.relative_names import InvalidName
+from headrace.pserver.protocol.table_operations import (
+    TableOperation,
+    message_of,
+    operation_of,
+    sum_by_group,
+)
 
 FORMAT = 7
 """Version of the protocol, on gRPC and on the data plane; both ends must have the same."""
@@ -40,15 +45,13 @@ def operations_from(text: bytes) -> list[TableOperation]:
 
 def parts_json(parts: Sequence[ShardCommitPart]) -> bytes:
     """Parts of a commit as text."""
-    return json.dumps([part.message() for part in parts]).encode()
+    return json.dumps(plain(parts)).encode()
 
 
 def parts_from(text: bytes) -> list[ShardCommitPart]:
     """The inverse of `parts_json`. Raises InvalidShardCall where a name leads out of a commit."""
-    try:
-        return [ShardCommitPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
-    except InvalidName as error:
-        raise InvalidShardCall(f"parts of a commit: {error}") from error
+    what = "parts of a commit"
+    return typed(list[ShardCommitPart], documents.parse(text, what), what, InvalidShardCall)
 
 
 def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int], figures: ShardFigures) -> pb.StatsReply:

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
-from headrace.pserver.protocol.part_names import files_of_part
+from headrace.pserver.protocol.commit_parts import ShardCommitPart as ShardCommitPart
 from headrace.pserver.protocol.pass_calls import PassCalls
 from headrace.pserver.protocol.shard_command import ShardCommand
 from headrace.pserver.protocol.table_operations import TableOperation
-from headrace.pserver.store.row_store import StoredFile
 from headrace.traffic import Links
 
 F32 = NDArray[np.float32]
@@ -108,36 +107,6 @@ class ShardFigures:
     """[r][q]: seconds that pushes of rank r were held until the call of rank q, the last one."""
     apart: Sequence[Mapping[str, float]] = ()
     """By rank: pserver.consistency.policy.StepsApart of the last pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardCommitPart:
-    """One shard's part of a commit, below the commit's folder."""
-
-    folder: str
-    """"shard-0"."""
-    buckets: tuple[int, int]
-    """First bucket, and one past the last."""
-    tables: Mapping[str, Mapping[str, Any]]
-    """By table: "rows", "rows_by_group" (text of the group's number to rows), "life" (pserver.lifecycle.aging: day,
-    rates of ticks, unswept shrinks, cuts), "changes" (pserver.commit.change_files: files of keys by version)."""
-    files: Mapping[str, StoredFile]
-    """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
-    objects: Mapping[str, int] = field(default_factory=dict)
-    """By SHA-256 of a file, the generation that uploaded it (pserver.commit.part_objects); empty without uploads."""
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        files = {name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in self.files.items()}
-        tables = {name: dict(facts) for name, facts in self.tables.items()}
-        message = {"folder": self.folder, "buckets": list(self.buckets), "tables": tables, "files": files}
-        return {**message, "objects": dict(self.objects)} if self.objects else message
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> "ShardCommitPart":
-        """The inverse of `message`. Raises InvalidName where a name leads out of the part's folder."""
-        (begin, end), files = message["buckets"], files_of_part(message)
-        return cls(message["folder"], (begin, end), message["tables"], files, message.get("objects", {}))
 
 
 class Shards(PassCalls, Protocol):

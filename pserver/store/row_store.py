@@ -8,10 +8,10 @@ Shapes: U unique keys, G unique deleted keys, W words (uint32) of a row.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,12 +41,11 @@ def keys_in_order(order_U: U64) -> U64:
     return keys_U
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True):
     """One file of a checkpoint, as the commit's manifest lists it."""
 
     sha256: str
-    num_bytes: int
+    num_bytes: int = msgspec.field(name="bytes")
 
 
 class RowWriter(Protocol):

@@ -16,6 +16,7 @@ from headrace.pserver.admission.slot_admission import SlotAdmission
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.lifecycle.deletions import Deletions
+from headrace.pserver.protocol.commit_parts import AgingState
 from headrace.pserver.protocol.shards import U16, U64
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import allocate, frozen
@@ -42,8 +43,7 @@ class TableSnapshot:
     deleted_group_U: U16
     rows_by_group: Mapping[int, int]
     """Number of rows by slot group, without deleted ones."""
-    life: Mapping[str, Any]
-    """See pserver.lifecycle.aging.TableAging.message."""
+    life: AgingState
     admission: Mapping[str, NDArray[Any]]
     """See pserver.admission.slot_admission.SlotAdmission.state."""
 
@@ -73,7 +73,7 @@ class TableSnapshots:
             words_UW = allocate((len(rows_U), HEAD + self.rows.width), np.uint32)
             bits, pack = self.rows.bits(), self.rows.floats.pack
             self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
-            life = self.life.message()  # before the deletions: a sweep that ends in between is repeated
+            life = self.life.state  # before the deletions: a sweep that ends in between is repeated
             with self.departures.counting:
                 deleted, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
         return TableSnapshot(keys_U, words_UW, *deleted, rows_by_group, life, self.selection.state())
@@ -89,7 +89,7 @@ class TableSnapshots:
         self,
         store: RowStore,
         rows_by_group: Mapping[int, int],
-        lives: Sequence[Mapping[str, Any]],
+        lives: Sequence[AgingState],
         admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
     ) -> None:
         """See pserver.tables.table.ShardTable.attach."""
@@ -107,7 +107,7 @@ class TableSnapshots:
             )
 
     def _load_facts(
-        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> None:
         self.life.load(lives)
         restarted = self.selection.load(admission) if admission else []
@@ -115,14 +115,14 @@ class TableSnapshots:
             log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
 
     def begin_advance(
-        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> U64:
         """See pserver.tables.table.ShardTable.begin_advance."""
         self.begin_handed(lives, admission)
         return self.departures.gone.drop_all()
 
     def begin_handed(
-        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> None:
         """See pserver.tables.table.ShardTable.begin_handed."""
         if self.dirty.num_dirty or self.dirty.num_in_flight:

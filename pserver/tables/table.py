@@ -29,6 +29,7 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.feed.table_changes import TableFeed
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.lifecycle.deletions import Deletions, by_group
+from headrace.pserver.protocol.commit_parts import AgingState
 from headrace.pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
@@ -404,7 +405,7 @@ class ShardTable:
         self,
         store: RowStore,
         rows_by_group: Mapping[int, int],
-        lives: Sequence[Mapping[str, Any]] = (),
+        lives: Sequence[AgingState] = (),
         admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]] = (),
     ) -> None:
         """After a restore, into an empty table: use the committed rows of `store`, counted in `rows_by_group`.
@@ -415,7 +416,7 @@ class ShardTable:
         self._snapshots.attach(store, rows_by_group, lives, admission)
 
     def begin_advance(
-        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> U64:
         """After a restore, before the first pass: go on to a later commit. `lives` and `admission` as in `attach`.
 
@@ -433,7 +434,7 @@ class ShardTable:
         self._snapshots.take_over(store, keys_U, swept_U, found_U, words_FW)
 
     def begin_handed(
-        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> None:
         """After a restore, before the first pass: go on to a state that was handed over. Arguments as in `attach`."""
         self._snapshots.begin_handed(lives, admission)

@@ -76,7 +76,7 @@ def details_of(store: Path, text: str) -> dict[str, Any]:
             {
                 "folder": part.folder,
                 "buckets": list(part.buckets),
-                "rows": {table: int(facts["rows"]) for table, facts in part.tables.items()},
+                "rows": {table: facts.rows for table, facts in part.tables.items()},
             }
             for part in commit.shards
         ],

@@ -66,7 +66,7 @@ def damage_of(commit: Commit, scratch: Path) -> dict[str, str]:
         for table, facts in part.tables.items():
             below = f"{part.folder}/{table}"
             if not any(file.startswith(f"{below}/") for file in found):
-                problem = _problem_of_table(commit.folder / below, int(facts["rows"]), part, scratch)
+                problem = _problem_of_table(commit.folder / below, facts.rows, part, scratch)
                 if problem is not None:
                     found[below] = problem
     return found

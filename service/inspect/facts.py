@@ -179,7 +179,7 @@ def commit_facts(commit: Commit) -> dict[str, Any]:
             "buckets": list(part.buckets),
             "files": len(part.files),
             "bytes": sum(file.num_bytes for file in part.files.values()),
-            "rows": {table: int(facts["rows"]) for table, facts in part.tables.items()},
+            "rows": {table: facts.rows for table, facts in part.tables.items()},
         }
         for part in commit.shards
     ]
@@ -204,13 +204,13 @@ def _table_of(commit: Commit, table: str, names: Mapping[int, str]) -> dict[str,
     by_slot: dict[str, int] = {}
     facts = [part.tables[table] for part in commit.shards if table in part.tables]
     for part in facts:
-        for group, rows in part["rows_by_group"].items():
-            slot = names.get(int(group), f"group-{group}")
-            by_slot[slot] = by_slot.get(slot, 0) + int(rows)
-    life: Mapping[str, Any] = next((part["life"] for part in facts if part.get("life")), {})
-    shrinks = [{"version": each["version"], "day": each["day"]} for each in life.get("shrinks", ())]
-    rows = sum(int(part["rows"]) for part in facts)
-    return {"rows": rows, "by_slot": by_slot, "day": life.get("day", 0), "pending_shrinks": shrinks}
+        for group, rows in part.rows_by_group.items():
+            slot = names.get(group, f"group-{group}")
+            by_slot[slot] = by_slot.get(slot, 0) + rows
+    life = next((part.life for part in facts if part.life is not None), None)
+    shrinks = [] if life is None else [{"version": each.version, "day": each.day} for each in life.shrinks]
+    rows = sum(part.rows for part in facts)
+    return {"rows": rows, "by_slot": by_slot, "day": 0 if life is None else life.day, "pending_shrinks": shrinks}
 
 
 def format_commit(found: Mapping[str, Any]) -> Iterator[str]:

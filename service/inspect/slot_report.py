@@ -120,14 +120,14 @@ class SlotRows:
 
 def _rows_of(commit: Commit, state: CommitState) -> dict[str, SlotRows]:
     """By slot, in the order of tables."""
-    total = max(1, sum(int(part.tables[table]["rows"]) for part in commit.shards for table in part.tables))
+    total = max(1, sum(part.tables[table].rows for part in commit.shards for table in part.tables))
     found = {}
     for table in state.tables:
         parts = [part for part in commit.shards if table in part.tables]
         files = [file for part in parts for path, file in part.files.items() if f"/{table}/" in path]
-        size, in_table = sum(file.num_bytes for file in files), sum(int(part.tables[table]["rows"]) for part in parts)
+        size, in_table = sum(file.num_bytes for file in files), sum(part.tables[table].rows for part in parts)
         for slot, group in state.groups(table).items():
-            rows = sum(int(part.tables[table]["rows_by_group"].get(str(group), 0)) for part in parts)
+            rows = sum(part.tables[table].rows_by_group.get(group, 0) for part in parts)
             found[slot] = SlotRows(rows, rows / total, size * rows // max(1, in_table))
     return found
 

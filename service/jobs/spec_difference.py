@@ -106,12 +106,13 @@ def _newest(store: Path) -> Commit:
 def _rows(commit: Commit, table: str, names: Mapping[int, str], now: set[int], *, dropped: bool) -> CarriedRows:
     kept, left = 0, dict[str, int]()
     for part in commit.shards:
-        for group, rows in part.tables.get(table, {}).get("rows_by_group", {}).items():
-            if int(group) in now:
-                kept += int(rows)
+        facts = part.tables.get(table)
+        for group, rows in () if facts is None else facts.rows_by_group.items():
+            if group in now:
+                kept += rows
             else:
-                name = names.get(int(group), f"group-{group}")
-                left[name] = left.get(name, 0) + int(rows)
+                name = names.get(group, f"group-{group}")
+                left[name] = left.get(name, 0) + rows
     return CarriedRows(kept, left, dropped)
 
 

@@ -93,11 +93,11 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
         parts = [part.tables[name] for part in commit.shards if name in part.tables]
         groups: dict[int, int] = {}
         for part in parts:
-            for group, rows in part["rows_by_group"].items():
-                groups[int(group)] = groups.get(int(group), 0) + rows
+            for group, rows in part.rows_by_group.items():
+                groups[group] = groups.get(group, 0) + rows
         by_slot = {slot.name: groups.get(slot.group, 0) for slot in slots if slot.sparse.table == name}
         size = fresh.tables[name].bytes if name in fresh.tables else None
-        tables[name] = TableStatus(rows=sum(part["rows"] for part in parts), bytes=size, rows_by_slot=by_slot)
+        tables[name] = TableStatus(rows=sum(part.rows for part in parts), bytes=size, rows_by_slot=by_slot)
     deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
     operations = OperationsStatus(
         shrinking=read(ShrinkingStatus, {"held": deciders.get("shrinking", {}).get("held", {})}),

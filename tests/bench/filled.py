@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
 from headrace.pserver.config import Adagrad, TableSection
@@ -94,7 +95,7 @@ def commit(shards: EmbeddedShards, store: Path, version: int, changes_since: int
         {
             "format": 1, "job": JOB, "timeline": TIMELINE, "version": version, "name": folder.name, "parent": None,
             "generation": 1, "world": 1, "made_at": "2026-01-01T00:00:00+00:00", "fingerprint": {}, "positions": {},
-            "log_from": version, "shards": [part.message() for part in parts], "state": {},
+            "log_from": version, "shards": plain(parts), "state": {},
             "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in files.items()},
         },
     )  # fmt: skip

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import save_file
 
+from headrace.codec import plain
 from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, Unwritable
@@ -292,7 +293,7 @@ class Committer:
         manifest = {
             "format": 1, "job": "small", "timeline": "t1", "version": flying["version"], "name": folder.name,
             "parent": None, "generation": self._world.generation, "world": 1, "made_at": "", "fingerprint": {},
-            "positions": {}, "log_from": 0, "shards": [part.message() for part in parts], "state": flying["state"],
+            "positions": {}, "log_from": 0, "shards": plain(parts), "state": flying["state"],
             "files": {path: {"sha256": each.sha256, "bytes": each.num_bytes} for path, each in files.items()},
         }  # fmt: skip
         write_manifest(folder, json.loads(json.dumps(manifest)))

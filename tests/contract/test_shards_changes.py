@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from headrace.codec import plain, typed
 from headrace.pserver.commit.change_files import read_changes
 from headrace.pserver.config import CountEntry, TableSection
 from headrace.pserver.errors import StoreDamaged, StoreFailed
@@ -93,7 +94,7 @@ def test_a_commit_holds_no_row_that_went_and_neither_does_what_is_restored(kind,
         digest = shards.digest(w.soon())
     assert stored(tmp_path / "c1", first, tmp_path) == set(SIGNS)
     assert stored(tmp_path / "c2", second, tmp_path) == set(SIGNS) - {3, 4}
-    assert sum(part.tables["default"]["rows"] for part in second) == len(SIGNS) - 2
+    assert sum(part.tables["default"].rows for part in second) == len(SIGNS) - 2
     for number, other in enumerate({0, kind, 2, 3}):
         with job_at(tmp_path, f"again-{number}", other, tmp_path / "c2", second, 2, tables) as again:
             assert again.digest(w.soon()) == digest
@@ -105,7 +106,7 @@ def test_a_commit_holds_no_row_that_went_and_neither_does_what_is_restored(kind,
 
 def commit_of(folder, parts):
     files = {path: {"sha256": f.sha256, "bytes": f.num_bytes} for part in parts for path, f in part.files.items()}
-    return Commit(folder, {"files": files, "shards": [json.loads(json.dumps(part.message())) for part in parts]})
+    return Commit(folder, {"files": files, "shards": json.loads(json.dumps(plain(parts)))})
 
 
 @MEMORY
@@ -158,7 +159,7 @@ def test_changes_are_told_since_any_commit_that_somebody_builds_on(kind, tmp_pat
     there = {str(path.relative_to(tmp_path / "c4")) for path in (tmp_path / "c4").rglob("*") if path.is_file()}
     assert there == {name for part in fourth for name in part.files}
     assert sum(".changes/" in name for name in there) == 2 * max(kind, 1)
-    assert [ShardCommitPart.of_message(json.loads(json.dumps(part.message()))) for part in fourth] == fourth
+    assert typed(list[ShardCommitPart], json.loads(json.dumps(plain(fourth))), "it") == fourth
     assert damage_of(commit_of(tmp_path / "c4", fourth), tmp_path / "scratch") == {}
 
 
@@ -234,4 +235,4 @@ def test_a_commit_of_before_tables_lived_comes_back(kind, tmp_path):
             assert again.digest(w.soon()) == digest
             learn(again, 2, [1])
             made = commit(again, tmp_path / f"c2-{number}", 2, 1)
-            assert sum(part.tables["default"]["rows"] for part in made) == len(SIGNS)
+            assert sum(part.tables["default"].rows for part in made) == len(SIGNS)

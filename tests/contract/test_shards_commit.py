@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from headrace.codec import plain, typed
 from headrace.pserver.commit import shard_commits
 from headrace.pserver.commit.change_files import read_changes
 from headrace.pserver.config import Adam, Ftrl, Sgd, TableSection
@@ -74,7 +75,7 @@ def test_a_commit_is_restored_onto_any_number_of_shards(tmp_path, optimizer):
             assert digest_of(world) == expected[number]
             folder = tmp_path / f"commit-{number}"
             parts = w.commit(world.one, folder, number)
-            assert len(parts) == max(kind, 1) and sum(part.tables["other"]["rows"] for part in parts) > 0
+            assert len(parts) == max(kind, 1) and sum(part.tables["other"].rows for part in parts) > 0
         assert not [path for path in (tmp_path / "live").rglob("*.of-*")]
 
 
@@ -96,8 +97,8 @@ def test_parts_name_every_file_and_all_buckets(world, kind, tmp_path):
     edges = [0, *(part.buckets[1] for part in parts)]
     assert [part.buckets for part in parts] == list(zip(edges, edges[1:], strict=False)) and edges[-1] == 4096
     stats = world.one.stats(w.soon())
-    assert all(sum(part.tables[name]["rows"] for part in parts) == stats[name].num_rows for name in w.TABLES)
-    assert [type(part).of_message(part.message()) for part in parts] == parts
+    assert all(sum(part.tables[name].rows for part in parts) == stats[name].num_rows for name in w.TABLES)
+    assert typed(list[type(parts[0])], plain(parts), "it") == parts
 
 
 def test_a_later_commit_writes_only_what_changed(world, tmp_path):

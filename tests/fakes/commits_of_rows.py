@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from headrace.codec import plain
 from headrace.keys import NUM_BUCKETS, key_of_reference
 from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles
 from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.rows.optimizers import optimizer_of
 from headrace.pserver.rows.row_format import HEAD
@@ -75,7 +77,7 @@ class Job:
         files, shards = {}, []
         for number, (begin, end) in enumerate(self.buckets):
             part = self._part(folder, number, begin, end, version, since)
-            shards.append(part.message())
+            shards.append(plain(part))
             files |= {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in part.files.items()}
         self._touched, self._went = set(), set()
         tensors = dense or {"model.w": np.full((2, 2), version, np.float32), "optimizer.m": np.zeros(4, np.float32)}
@@ -113,9 +115,8 @@ class Job:
         found = self.stores[number].checkpoint(folder / name / TABLE)
         files |= {f"{name}/{TABLE}/{path}": file for path, file in found.items()}
         there = mine(self.rows)
-        by_group = {str(g): sum(GROUPS[slot] == g for slot, _ in there) for g in GROUPS.values()}
-        facts = {"rows": len(there), "rows_by_group": by_group, "life": self.life.message()}
-        facts["changes"] = [each.message(f"{name}/{below}") for each in made]
+        by_group = {g: sum(GROUPS[slot] == g for slot, _ in there) for g in GROUPS.values()}
+        facts = TableFacts(len(there), by_group, self.life.state, [each.below(f"{name}/{below}") for each in made])
         return ShardCommitPart(name, (begin, end), {TABLE: facts}, files)
 
     def request(

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.codec import plain
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.trainer.checkpoint.commits import FORMAT, Commits, hash_of, name_of, write_manifest
@@ -85,7 +87,7 @@ class Past:
         (folder / "dense.safetensors").write_bytes(b"weights %d" % version)
         stored = self._rows.checkpoint(folder / "shard-0" / "default")
         files = {f"shard-0/default/{file}": each for file, each in stored.items()}
-        tables = {"default": {"rows": self._num_rows, "rows_by_group": {"1": self._num_rows}}}
+        tables = {"default": TableFacts(self._num_rows, {1: self._num_rows})}
         part = ShardCommitPart("shard-0", (0, 4096), tables, files)
         files = files | {"dense.safetensors": hash_of(folder / "dense.safetensors")}
         self.write_manifest(name, version, [part], files)
@@ -98,7 +100,7 @@ class Past:
             "parent": None, "generation": self.generation, "world": 1, "made_at": "2026-01-02T03:04:05+00:00",
             "fingerprint": {"torch": "2.9"}, "positions": dict(self.positions), "log_from": 1,
             "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
-            "shards": [part.message() for part in parts],
+            "shards": plain(parts),
             "state": {"progress": {"num_events": 40}, "partitions": [], "skips": [], "spec": SPEC},
         }  # fmt: skip
         write_manifest(Commits(self.store).folder / name, manifest)

@@ -21,8 +21,8 @@ def told(figures):
 def test_a_filled_table_holds_the_rows_asked_for_and_tells_what_changed_after(tmp_path):
     base, changed = filled.store_of(tmp_path / "store", 3000, [np.arange(100)])
     assert [(each.version, each.num_rows) for each in (base, changed)] == [(1, 3000), (2, 3000)]
-    increments = changed.shards[0].tables[filled.TABLE]["changes"]
-    assert [each["changed"] for each in increments] == [3000, 100]
+    increments = changed.shards[0].tables[filled.TABLE].changes
+    assert [each.changed for each in increments] == [3000, 100]
 
 
 def test_exports_are_timed_by_type_and_as_deltas(tmp_path):

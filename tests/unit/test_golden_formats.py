@@ -55,7 +55,7 @@ def test_the_manifest_of_format_1_is_readable():
     assert commit.manifest["positions"] == {"t/0": 30} and commit.state["spec"] == {"name": "golden"}
     (part,) = commit.shards
     assert (part.folder, part.buckets) == ("shard-0", (0, 4096))
-    assert part.tables["default"]["rows_by_group"] == {"0": 3, "7": 1}
+    assert part.tables["default"].rows_by_group == {0: 3, 7: 1}
     assert commit.files["shard-0/default/000009.sst"] == part.files["shard-0/default/000009.sst"]
 
 

@@ -12,6 +12,7 @@ from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import HEAD
 from headrace.service.cluster.store import IDENTITY, LOCK, MARKER, claimed, identity_folder
@@ -538,5 +539,5 @@ def test_an_imported_commit_is_read_like_any(tmp_path, job_of):
     commit = read_commit(commit_of(job).folder)
     (part,) = commit.shards
     assert part.buckets == (0, 4096)
-    assert dict(part.tables["default"]) == {"rows": 3, "rows_by_group": {"0": 2, "1": 1}}
+    assert part.tables["default"] == TableFacts(3, {0: 2, 1: 1})
     assert commit.num_rows == 3 and commit.log_from == 1

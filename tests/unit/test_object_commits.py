@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blob.blob_store import whole
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.pserver.commit.part_objects import PartObjects, key_of
@@ -113,7 +114,7 @@ def test_a_commit_of_a_shard_that_misses_an_object_is_damaged(store, tmp_path):
     name, manifest, _ = head.upload(1, {"dense": b"d"})
     part = ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/x": StoredFile(sha(b"x"), 1)}, {sha(b"x"): 1})
     files = {**manifest["files"], "shard-0/x": {"sha256": sha(b"x"), "bytes": 1}}
-    head.objects.publish(name, {**manifest, "shards": [part.message()], "files": files}, [], SOON)
+    head.objects.publish(name, {**manifest, "shards": [plain(part)], "files": files}, [], SOON)
     store.prepare(tmp_path, "job", head.sequence.history, SOON)
     assert list(store.problems_of(Commits(tmp_path).read(name), SOON)) == ["shard-0/x"]
 

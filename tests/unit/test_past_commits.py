@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 
+import msgspec
 import pytest
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError
 from headrace.file_lock import locked
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.service.cli import commit_output
 from headrace.service.history import commit_list as work
 from headrace.service.history import commit_lookup
@@ -180,8 +182,7 @@ def test_a_damaged_manifest_is_told(past, said):
 
 def test_rows_that_the_manifest_does_not_count_are_told(past, said):
     found = Commits(past.store).read(names(past)[2])
-    parts = found.shards
-    parts[0].tables["default"]["rows"] = 299
+    parts = [msgspec.structs.replace(found.shards[0], tables={"default": TableFacts(299, {1: 299})})]
     past.write_manifest(found.name, 3, parts, found.files)
     with pytest.raises(CommitDamaged):
         commit_output.verify_commits(past.store, "3", as_json=False)

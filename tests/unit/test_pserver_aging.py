@@ -38,9 +38,9 @@ def test_what_a_commit_says_of_a_life_is_that_life(history, group, show, changed
     life = TableAging(SECTION, GROUPS)
     for version, number in enumerate(history, 1):
         act(life, number, version)
-    again = TableAging.of(SECTION, GROUPS, life.message())
+    again = TableAging.of(SECTION, GROUPS, life.state)
     row = words(show=show, delta=show, group=group, changed=changed)
-    assert again.message() == life.message() and again.day == life.day
+    assert again.state == life.state and again.day == life.day
     for ask in ("score", "absent", "delta_score", "unseen"):
         assert getattr(again, ask)(row).tolist() == getattr(life, ask)(row).tolist()
 
@@ -53,7 +53,7 @@ def test_a_row_leaves_on_the_day_it_was_foretold(show, click, group, today):
     assert days is not None  # it is unseen for too long one day
     for later in range(days + 1):
         life.tick(today + later)
-        gone = TableAging.of(SECTION, GROUPS, life.message())
+        gone = TableAging.of(SECTION, GROUPS, life.state)
         gone.shrink(ShrinkRows(table="t"), 1)
         assert gone.absent(row)[0] == (later == days)
 

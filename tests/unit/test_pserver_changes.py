@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.pserver.commit import change_files as module
 from headrace.pserver.commit.change_files import FOLDER, ChangedKeys, ChangeFiles, read_changes
 from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.row_store import sort_order_of
 
@@ -44,7 +45,7 @@ class OneShard:
         below = f"{self.name}/{FOLDER.format(TABLE)}"
         (folder / self.name).mkdir(parents=True, exist_ok=True)
         made = self.files.write(version, changes.of_buckets(*self.buckets), since, folder / below)
-        facts = {TABLE: {"changes": [each.message(below) for each in made]}}
+        facts = {TABLE: TableFacts(0, {}, changes=[each.below(below) for each in made])}
         return ShardCommitPart(self.name, self.buckets, facts, {f"{below}/{each.name}": each.stored for each in made})
 
     def commit(self, folder, version, changes, since):
@@ -86,7 +87,7 @@ def test_a_commit_tells_what_happened_since_any_commit_of_the_oldest_parent_on(s
     assert read(folder, part, 1, 3) == ({2, 3}, {1})
     assert read(folder, part, 2, 4) == ({1, 2, 3}, {1, 3, 9})  # what changed at 2 and at 3 is in one increment
     assert read(folder, part, 4, 5) is None
-    assert [m["from"] for m in part.tables[TABLE]["changes"]] == [0, 1, 3]
+    assert [m.since for m in part.tables[TABLE].changes] == [0, 1, 3]
 
 
 def test_increments_older_than_every_parent_are_dropped_and_others_shared(shard, tmp_path):
@@ -119,7 +120,7 @@ def test_where_nobody_asks_nothing_is_written_and_a_later_request_is_not_covered
 
 
 def test_a_part_of_a_commit_that_tells_nothing_gives_nothing(tmp_path):
-    for facts in ({}, {TABLE: {"rows": 1, "rows_by_group": {"1": 1}}}):
+    for facts in ({}, {TABLE: TableFacts(1, {1: 1})}):
         assert read_changes(tmp_path, [ShardCommitPart("shard-0", ALL, facts, {})], TABLE, 3, 3) is None
 
 
@@ -131,7 +132,7 @@ def test_after_a_failed_commit_the_next_tells_of_all_since_the_last_that_was_mad
     assert [p.name for p in live.iterdir()] == ["0-1.safetensors"]
     shard.files.settle(False)  # one that failed before it wrote
     part = shard.commit(tmp_path / "c3", 3, some({2, 3}), 0)
-    assert [(m["from"], m["to"]) for m in part.tables[TABLE]["changes"]] == [(0, 1), (1, 3)]
+    assert [(m.since, m.upto) for m in part.tables[TABLE].changes] == [(0, 1), (1, 3)]
     assert read(tmp_path / "c3", part, 0, 3) == ({1, 2, 3}, set())
 
 
@@ -164,7 +165,7 @@ def test_beyond_a_number_of_increments_the_smallest_become_one(shard, tmp_path, 
     monkeypatch.setattr(module, "MAX_INCREMENTS", 4)
     for version in range(1, 41):
         part = shard.commit(tmp_path / f"c{version}", version, some({version, 100}, {version + 1000}), 0)
-        assert len(part.tables[TABLE]["changes"]) == min(version, 4)
+        assert len(part.tables[TABLE].changes) == min(version, 4)
         folder = tmp_path / f"c{version}"
         assert read(folder, part, 0, version) == ({*range(1, version + 1), 100}, {*range(1001, version + 1001)})
     changed, _ = read(folder, part, 20, 40)
@@ -230,7 +231,10 @@ def test_increments_of_the_same_buckets_are_linked_and_known(shard, tmp_path):
 
 def test_a_commit_that_tells_nothing_is_followed_by_one_that_tells(tmp_path):
     for count in (1, 2):
-        old = [ShardCommitPart(f"shard-{n}", buckets, {TABLE: {"rows": 0}}, {}) for n, buckets in enumerate(layout(2))]
+        old = [
+            ShardCommitPart(f"shard-{n}", buckets, {TABLE: TableFacts(0, {})}, {})
+            for n, buckets in enumerate(layout(2))
+        ]
         shards = restored(tmp_path / f"of-{count}", tmp_path, old, count, 5)
         parts = [shard.commit(tmp_path / f"c6-{count}", 6, some({1, 4000}), 5) for shard in shards]
         assert told(read_changes(tmp_path / f"c6-{count}", parts, TABLE, 5, 6)) == ({1, 4000}, set())

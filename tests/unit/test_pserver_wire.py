@@ -23,6 +23,7 @@ from headrace.pserver.errors import (
 )
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import frames, messages, statuses
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from headrace.pserver.protocol.parts import Part
 from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
@@ -160,7 +161,7 @@ def test_stats_of_shards_add_up_and_the_fullest_one_counts():
 
 
 def test_parts_of_a_commit_survive_encoding():
-    facts = {"a": {"rows": 3, "rows_by_group": {"1": 3}}}
+    facts = {"a": TableFacts(3, {1: 3})}
     part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab" * 32, 12)})
     assert messages.parts_from(messages.parts_json([part, part])) == [part, part]
     assert messages.parts_from(messages.parts_json([])) == []

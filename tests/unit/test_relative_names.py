@@ -73,6 +73,7 @@ def part(**changes):
 
 
 FILE = {"sha256": SHA, "bytes": 4}
+TABLE, CHANGES = {"rows": 1, "rows_by_group": {"0": 1}}, {"from": 0, "to": 1, "changed": 1, "gone": 0}
 
 
 def of_commit(change):
@@ -193,11 +194,11 @@ READERS = {
     "commit: objects": (CommitDamaged, of_commit(lambda name: {"objects": {name: 1}})),
     "commit: shards.folder": (CommitDamaged, of_commit(lambda name: {"shards": [part(folder=name)]})),
     "commit: shards.files": (CommitDamaged, of_commit(lambda name: {"shards": [part(files={name: FILE})]})),
-    "commit: shards.tables": (CommitDamaged, of_commit(lambda name: {"shards": [part(tables={name: {"rows": 1}})]})),
+    "commit: shards.tables": (CommitDamaged, of_commit(lambda name: {"shards": [part(tables={name: TABLE})]})),
     "commit: shards.objects": (CommitDamaged, of_commit(lambda name: {"shards": [part(objects={name: 1})]})),
     "commit: shards.tables.changes": (
         CommitDamaged,
-        of_commit(lambda name: {"shards": [part(tables={"t": {"changes": [{"file": name}]}})]}),
+        of_commit(lambda name: {"shards": [part(tables={"t": {**TABLE, "changes": [{**CHANGES, "file": name}]}})]}),
     ),
     "commit: sha256": (CommitDamaged, of_commit(lambda name: {"files": {"dense": {"sha256": name, "bytes": 4}}})),
     "mirror: files": (CommitDamaged, mirrored),

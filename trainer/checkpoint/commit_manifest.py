@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.trainer.checkpoint.commit_protocols import CapturedState, ManifestFacts, UploadedCommits
@@ -45,8 +46,8 @@ def manifest_of(
         "fingerprint": dict(origin.fingerprint),
         "positions": dict(saved.positions),
         "log_from": saved.log_from,
-        "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
-        "shards": [part.message() for part in parts],
+        "files": plain(dict(sorted(files.items()))),
+        "shards": plain(parts),
         "state": dict(saved.state),
         **uploaded,
     }

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace import documents
+from headrace.codec import NotUnderstood, typed
 from headrace.durable import REAL, Disk, check_no_link, write_whole
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.protocol.part_names import checked_files, checked_objects
-from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.protocol.commit_parts import ShardCommitPart, check_files, check_objects
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName
 from headrace.trainer.fence.fence_records import COMMIT_NAME
@@ -99,7 +99,7 @@ class Commit:
     @property
     def shards(self) -> list[ShardCommitPart]:
         """The shards' parts."""
-        return [ShardCommitPart.of_message(part) for part in self.manifest["shards"]]
+        return parts_of(self.manifest)
 
     @property
     def files(self) -> dict[str, StoredFile]:
@@ -125,7 +125,7 @@ class Commit:
     @property
     def num_rows(self) -> int:
         """Rows of all tables."""
-        return sum(int(table["rows"]) for part in self.shards for table in part.tables.values())
+        return sum(table.rows for part in self.shards for table in part.tables.values())
 
 
 def name_of(timeline: str, version: int, generation: int) -> str:
@@ -171,7 +171,11 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
             raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
         if manifest["name"] != name or NAME.fullmatch(name) is None:
             raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
-        _check_names(manifest)
+        files_of(manifest)
+        check_objects(typed(dict[str, int], manifest.get("objects", {}), "objects"))
+        parts_of(manifest)
+    except NotUnderstood as error:
+        raise CommitDamaged(f"{name}: its manifest cannot be read: {error}") from error
     except InvalidName as error:
         raise CommitDamaged(f"{name}: its manifest has a wrong name: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -180,8 +184,15 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
 
 
 def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Every file that a manifest names, by its path."""
-    return checked_files(manifest["files"])
+    """Every file that a manifest names, by its path. Raises NotUnderstood and InvalidName."""
+    files = typed(dict[str, StoredFile], manifest["files"], "files")
+    check_files(files)
+    return files
+
+
+def parts_of(manifest: Mapping[str, Any]) -> list[ShardCommitPart]:
+    """The shards' parts that a manifest names. Raises NotUnderstood."""
+    return typed(list[ShardCommitPart], manifest.get("shards", []), "shards")
 
 
 def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -189,14 +200,6 @@ def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
     content in two generations."""
     found = [manifest.get("objects", {}), *(part.get("objects", {}) for part in manifest.get("shards", ()))]
     return [(str(sha256), int(generation)) for each in found for sha256, generation in each.items()]
-
-
-def _check_names(manifest: Mapping[str, Any]) -> None:
-    """Raise InvalidName where a name in a manifest is not that of a file in its commit."""
-    files_of(manifest)
-    checked_objects(manifest.get("objects", {}))
-    for part in manifest.get("shards", ()):
-        ShardCommitPart.of_message(part)
 
 
 def read_commit(folder: Path) -> Commit:

@@ -11,12 +11,15 @@ trainer.checkpoint.object_commits'. Imports no torch: the launcher prepares a st
 import hashlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from headrace.blob.blob_store import BlobStore, open_blobs, whole
 from headrace.blob.signature import UNSIGNED, Signature
 from headrace.blob.store_address import parse
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import SpecError
@@ -144,10 +147,11 @@ class ObjectStore:
         """
         objects = PartObjects(self.address, generation).upload(commit.folder, commit.files, {}, deadline)
         shards = [
-            replace(part, objects={f.sha256: objects[f.sha256] for f in part.files.values()}) for part in commit.shards
+            msgspec.structs.replace(part, objects={f.sha256: objects[f.sha256] for f in part.files.values()})
+            for part in commit.shards
         ]
         own = {file.sha256: objects[file.sha256] for file in commit.own_files.values()}
-        uploaded = {"objects": own, "objects_at": self.address, "shards": [part.message() for part in shards]}
+        uploaded = {"objects": own, "objects_at": self.address, "shards": plain(shards)}
         return Commit(commit.folder, {**commit.manifest, **uploaded})
 
 

@@ -84,7 +84,7 @@ class CommitTableRows:
         self._num_weights = int(section.first_order) + section.dim
         self._num_words = HEAD + self._num_weights + len(optimizer_of(section).start_state)
         self._parts = sorted((part for part in commit.shards if table in part.tables), key=lambda part: part.buckets)
-        self._lives = [TableAging.of(section, groups, part.tables[table].get("life")) for part in self._parts]
+        self._lives = [TableAging.of(section, groups, part.tables[table].life) for part in self._parts]
         self._stores: dict[str, RowStore] = {}
 
     def __enter__(self) -> "CommitTableRows":
@@ -99,7 +99,7 @@ class CommitTableRows:
     @property
     def num_rows(self) -> int:
         """Rows of the commit, including absent ones."""
-        return sum(int(part.tables[self._table]["rows"]) for part in self._parts)
+        return sum(part.tables[self._table].rows for part in self._parts)
 
     def all(self, selection: RowSelection, deadline: Deadline) -> Generator[SelectedRows, None, None]:
         """Every row that a base takes."""

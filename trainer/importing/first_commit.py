@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from headrace.codec import plain
 from headrace.dataset.spec.schema import Schema
 from headrace.durable import REAL, writing
 from headrace.keys import NUM_BUCKETS
@@ -86,7 +87,7 @@ def make_first_commit(
         clear_leftovers(store)
         raise
     shutil.rmtree(live, ignore_errors=True)
-    rows = {table: int(facts["rows"]) for table, facts in part.tables.items()}
+    rows = {table: facts.rows for table, facts in part.tables.items()}
     return ImportResult(commits.folder / NAME, rows, choice, tensors)
 
 
@@ -146,8 +147,8 @@ def _manifest(
         "fingerprint": {},
         "positions": {},
         "log_from": 1,
-        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in sorted(files.items())},
-        "shards": [part.message()],
+        "files": plain(dict(sorted(files.items()))),
+        "shards": [plain(part)],
         "state": {
             "imported": dict(source.facts()),
             "progress": {"version": VERSION, **counts, "positions": {}, "rejected": {}},

@@ -12,6 +12,7 @@ import numpy as np
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
 from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.exports.row_chunks import RowChunk
@@ -62,10 +63,10 @@ class ImportTableWriter:
             self._count_G[memory.group] += len(chunk)
 
     @property
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> TableFacts:
         """Facts about the table for the commit's part."""
-        by_group = {str(group): int(self._count_G[group]) for group in np.flatnonzero(self._count_G)}
-        return {"rows": sum(by_group.values()), "rows_by_group": by_group}
+        by_group = {int(group): int(self._count_G[group]) for group in np.flatnonzero(self._count_G)}
+        return TableFacts(sum(by_group.values()), by_group)
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
         """Write the store to `folder`; returns its files."""

@@ -25,6 +25,7 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
+from headrace.codec import NotUnderstood
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
@@ -323,7 +324,7 @@ def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
     try:
         commit = Commit(path_below(cache, message["commit"], NAME), message["manifest"])
         own, uploaded = commit.own_files, commit.objects
-    except InvalidName as error:
+    except (InvalidName, NotUnderstood) as error:
         raise CommitDamaged(f"the commit that rank 0 names: {error}") from error
     objects = PartObjects(commit.manifest["objects_at"], 0)
     objects.complete(commit.folder, own, uploaded, Deadline.after(RESTORE_S))
