@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from headrace.deadline import Deadline
 from headrace.service.api.authorization import CallerOf, HostOf, authorized, note
 from headrace.service.api.etags import Precondition, TurnsOf
+from headrace.service.api.forms import Form
 from headrace.service.api.job_cache import JobCache, StatusesOf
 from headrace.service.api.operations import OperationEntry, entry
 from headrace.service.api.schemas import JobName
@@ -40,6 +41,23 @@ class IfMatch(Enum):
 
     OPTIONAL = auto()
     NEEDED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAction:
+    """An action that a job's page offers."""
+
+    id: str
+    """Id of the operation in the OpenAPI document."""
+    path: str
+    body: type[BaseModel] | None
+    """The body of its request."""
+    if_match: IfMatch | None
+    form: Form
+
+
+offered: list[JobAction] = []
+"""Every action with a form: `action` adds them as modules of routes are imported. See `app.OFFERED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +107,12 @@ def action(
     if_match: IfMatch | None = None,
     audited: tuple[str, ...] | None = None,
     answer: Mapping[str, Any] | None = None,
+    form: Form | None = None,
 ) -> Callable[[Do], Do]:
     """Make a function an action: add its route. The function takes an ActionCall, then what the request carries.
 
     `role`, or a token that was granted the action `grant`, may call it. `audited` names the fields of its body that the
-    audit log shows; None: all. `answer` describes an answer 200.
+    audit log shows; None: all. `answer` describes an answer 200. `form`: how a job's page offers it; None: not at all.
     """
 
     def add(do: Do) -> Do:
@@ -111,6 +130,10 @@ def action(
             told["responses"][int(HTTPStatus.OK)] = answer
         route = _route(do, "{job}" in router.prefix + path, if_match, audited)
         router.add_api_route(path, route, methods=[method], operation_id=id, summary=summary, **told)
+        if form is not None:
+            bodies = (_body_of(each) for each in inspect.signature(do).parameters.values())
+            body = next((each for each in bodies if each is not None), None)
+            offered.append(JobAction(id=id, path=router.prefix + path, body=body, if_match=if_match, form=form))
         return do
 
     return add
@@ -161,10 +184,15 @@ def _route(do: Callable[..., Any], on_job: bool, if_match: IfMatch | None, audit
     return route
 
 
+def _body_of(parameter: inspect.Parameter) -> type[BaseModel] | None:
+    """The body that a parameter of an action stands for; None for a name in the path, or of the query."""
+    kinds = [each for each in (parameter.annotation, *get_args(parameter.annotation)) if isinstance(each, type)]
+    return next((each for each in kinds if issubclass(each, BaseModel)), None)
+
+
 def _told(parameter: inspect.Parameter, value: Any) -> dict[str, Any]:
     """A parameter of a request for the audit log: a body by its fields, also one that may be left out, and is."""
-    kinds = [each for each in (parameter.annotation, *get_args(parameter.annotation)) if isinstance(each, type)]
-    body = next((each for each in kinds if issubclass(each, BaseModel)), None)
+    body = _body_of(parameter)
     if body is None:
         return {parameter.name: value}
     return (body() if value is None else value).model_dump()

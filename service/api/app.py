@@ -28,6 +28,7 @@ from headrace.service.api import (
     tables,
     upgrades,
 )
+from headrace.service.api.actions import offered
 from headrace.service.api.authorization import SCHEME
 from headrace.service.api.etags import JobLocks
 from headrace.service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
@@ -54,6 +55,8 @@ ROUTERS = (
     *(health, jobs, upgrades, commits, exports, metrics, guards, tables, output, predictions, operations, feed),
     admin,
 )
+OFFERED = tuple(sorted(offered, key=lambda act: act.form.group))
+"""The actions that a job's page offers, in the order of their buttons: all modules of routes are imported by now."""
 
 
 @dataclass(frozen=True, kw_only=True)

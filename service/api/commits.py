@@ -16,6 +16,7 @@ from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, authorized
+from headrace.service.api.forms import Form, FormField, Group, rests, trains
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, page
@@ -138,7 +139,14 @@ def list_commits(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[Comm
     return page([CommitEntry(**each) for each in statuses.commits(job)], paging, lambda each: each.name)
 
 
-@action(router, "", id="makeCommit", summary="Request a commit", grant="commit")
+@action(
+    router,
+    "",
+    id="makeCommit",
+    summary="Request a commit",
+    grant="commit",
+    form=Form(Group.COPIES, "Commit", "The present state is made durable. Training continues meanwhile.", trains),
+)
 def make(call: ActionCall) -> Operation:
     """Have a running job commit its present state. The result has the `name` of the commit."""
     job = call.loaded
@@ -193,7 +201,22 @@ def unpin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None
     return _change_holder(call, name, asked, commit_list.unpin)
 
 
-@action(router, "/{name}/rewind", id="rewindJob", summary="Rewind a job to a commit")
+@action(
+    router,
+    "/{name}/rewind",
+    id="rewindJob",
+    summary="Rewind a job to a commit",
+    form=Form(
+        Group.PAST,
+        "Rewind",
+        "The commit is verified. Once the job is resumed, it continues from the commit, on a new timeline, and "
+        "trains again on everything after it. The job must be stopped.",
+        rests,
+        (FormField("name", "Commit", choices=lambda known: known.commits),),
+        grave=True,
+        with_commits=True,
+    ),
+)
 def rewind(call: ActionCall, name: CommitName) -> Operation:
     """Let a stopped job continue from a commit, on a new timeline. It trains again on everything after the commit.
 

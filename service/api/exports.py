@@ -13,6 +13,7 @@ from headrace.deadline import Deadline
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, authorized, downloads
 from headrace.service.api.commits import named
+from headrace.service.api.forms import Form, FormField, Group, trains
 from headrace.service.api.job_cache import JobCache, StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
@@ -118,7 +119,22 @@ def list_exports(
     return page(entries, paging, lambda each: f"{each.stream}/{each.timeline}/{each.name}")
 
 
-@action(router, "", id="makeExport", summary="Request an export")
+@action(
+    router,
+    "",
+    id="makeExport",
+    summary="Request an export",
+    form=Form(
+        Group.COPIES,
+        "Export",
+        "The state at the next close is exported for serving. The export becomes current if it passes its gates.",
+        lambda job: trains(job) and bool(job["exports"]),
+        (
+            FormField("stream", "Stream of exports", choices=lambda known: list(known.job["exports"])),
+            FormField("kind", "Kind (default: a delta if the stream has deltas)"),
+        ),
+    ),
+)
 def make(call: ActionCall, asked: MakeExport) -> Operation:
     """Have a running job export its state at the next close. The result has its `name`, and whether it is `current`."""
     job = call.loaded

@@ -1,6 +1,7 @@
 """/v1/jobs: the jobs, their status, and actions on a whole job."""
 
 import tomllib
+from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +16,7 @@ from headrace.errors import SpecError
 from headrace.service.api import etags
 from headrace.service.api.actions import ActionCall, IfMatch, action
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.forms import Form, FormField, Group, Job, rests, runs, trains, value_of
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.job_figures import JobFigures, figures_of
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
@@ -23,7 +25,7 @@ from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resize import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
 from headrace.service.jobs.operation_queue import Operation
-from headrace.trainer.spec.changes import check_set
+from headrace.trainer.spec.changes import check_set, hot_keys
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 
@@ -214,7 +216,23 @@ def delete_job(
 
 
 @action(
-    router, "/{job}", method="PATCH", id="setKeys", summary="Change settings of a running job", if_match=IfMatch.NEEDED
+    router,
+    "/{job}",
+    method="PATCH",
+    id="setKeys",
+    summary="Change settings of a running job",
+    if_match=IfMatch.NEEDED,
+    form=Form(
+        Group.SETTINGS,
+        "Set",
+        "The setting takes effect at the next close. It overrides the job's spec, also after a restart.",
+        trains,
+        (
+            FormField("key", "Key", choices=lambda known: hot_keys(known.spec), free=True),
+            FormField("value", 'Value ("none" removes a threshold)'),
+        ),
+        body=lambda filled: {"keys": {str(filled["key"]).strip(): value_of(str(filled["value"]))}},
+    ),
 )
 def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
     """Change learning rates, decays and thresholds. They take effect at the next close, which the operation awaits.
@@ -225,7 +243,23 @@ def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
     return call.host.change(call.name, asked.keys, call.caller.name)
 
 
-@action(router, "/{job}/resize", id="resizeJob", summary="Resize a running job")
+@action(
+    router,
+    "/{job}/resize",
+    id="resizeJob",
+    summary="Resize a running job",
+    form=Form(
+        Group.SETTINGS,
+        "Resize",
+        "The job goes on with other numbers of shards and trainers. It trains on while rows move, and stands "
+        "still for a moment. The numbers override the job's spec, also after a restart.",
+        trains,
+        (
+            FormField("shards", "Shards (default: as many as now)"),
+            FormField("trainers", "Trainers (default: as many as now)"),
+        ),
+    ),
+)
 def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
     """Have a running job go on with other numbers of shards and trainers. The operation ends once these train.
 
@@ -255,24 +289,60 @@ def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
     return call.start("resize", "waiting for the new workers", MOVE_S, work)
 
 
-def _add_change(change: Action, summary: str, description: str) -> None:
-    """Add the action that makes this change."""
+def _add_change(
+    change: Action, summary: str, description: str, effect: str, possible: Callable[[Job], bool], *, grave: bool = False
+) -> None:
+    """Add the action that requests this change of a job's state."""
 
     def act(call: ActionCall) -> JobEntry:
         return _tagged(call.host.act(call.name, change, call.caller.name), call.response)
 
     act.__doc__ = description
     path, id = f"/{{job}}/{change.value}", f"{change.value}Job"
-    action(router, path, id=id, summary=summary, if_match=IfMatch.OPTIONAL, answer=TAGGED)(act)
+    form = Form(Group.STATE, change.value.capitalize(), effect, possible, grave=grave)
+    action(router, path, id=id, summary=summary, if_match=IfMatch.OPTIONAL, answer=TAGGED, form=form)(act)
 
 
-_add_change(Action.PAUSE, "Pause a job", "Train no new pass; the workers stay. The phase changes later.")
-_add_change(Action.RESUME, "Resume a job", "Train again. A job that has ended continues where it was.")
-_add_change(Action.DRAIN, "Drain a job", "Finish the pass, commit, complete the exports and end.")
 _add_change(
-    Action.STOP, "Stop a job", "As drain, but kill the job if that takes too long. It can continue from its log later."
+    Action.PAUSE,
+    "Pause a job",
+    "Train no new pass; the workers stay. The phase changes later.",
+    "The job trains no new pass until it is resumed. It finishes the passes that are already planned. The workers "
+    "stay, commits go on, and events wait in the stream.",
+    lambda job: runs(job) and job["desired"] == "running",
 )
-_add_change(Action.RESTART, "Restart a job", "Stop the job, then start it again where it was.")
+_add_change(
+    Action.RESUME,
+    "Resume a job",
+    "Train again. A job that has ended continues where it was.",
+    "Training continues where it was. A job that has ended or was stopped is started again.",
+    lambda job: job["desired"] == "paused" or rests(job),
+)
+_add_change(
+    Action.DRAIN,
+    "Drain a job",
+    "Finish the pass, commit, complete the exports and end.",
+    "The job finishes its pass, commits, completes its exports and ends. Nothing is lost, and it can be resumed.",
+    lambda job: runs(job) and job["desired"] in ("running", "paused"),
+    grave=True,
+)
+_add_change(
+    Action.STOP,
+    "Stop a job",
+    "As drain, but kill the job if that takes too long. It can continue from its log later.",
+    "As drain, but the job is killed if that takes longer than limits.stop. Passes after the last commit are in the "
+    "log, so the job can be resumed.",
+    lambda job: runs(job) and job["desired"] != "stopped",
+    grave=True,
+)
+_add_change(
+    Action.RESTART,
+    "Restart a job",
+    "Stop the job, then start it again where it was.",
+    "The job is stopped, then started again where it was. It does not train meanwhile.",
+    lambda job: job["phase"] != "broken",
+    grave=True,
+)
 
 
 @router.get("/{job}/spec", **authorized(Role.VIEWER, *GONE), operation_id="getSpec", summary="Get a job's spec")

@@ -14,6 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.pserver.config import LAST_DAY, Days, NotNegative
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
+from headrace.service.api.forms import Form, FormField, Group, trains
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.read_places import one_of_few
@@ -120,7 +121,27 @@ def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntr
     return next(each for each in _entries(with_store_defaults(loaded), statuses.of(job)) if each.name == table)
 
 
-@action(router, "/tables/{table}/shrink", id="shrinkTable", summary="Delete rows by a rule")
+@action(
+    router,
+    "/tables/{table}/shrink",
+    id="shrinkTable",
+    summary="Delete rows by a rule",
+    form=Form(
+        Group.ROWS,
+        "Shrink",
+        "Rows that meet the table's own rule, or the rule given here, are deleted. A dry run only counts them, "
+        "by slot. Only a rewind brings deleted rows back.",
+        trains,
+        (
+            FormField("table", "Table", choices=lambda known: list(known.spec.get("tables", {}))),
+            FormField("delete_below", "Rows with a score below (default: the table's rule)"),
+            FormField("delete_after_days", "Rows that were not seen for more days than"),
+            FormField("dry_run", "Dry run: only count", default=True),
+            FormField("allow", "Allow more than max_shrink_fraction"),
+        ),
+        grave=True,
+    ),
+)
 def shrink(call: ActionCall, table: TableName, asked: ShrinkRequest) -> Operation:
     """Delete the rows that meet a rule, or with `dry_run` only count them. Refused if they are too many."""
     job = call.loaded
@@ -181,7 +202,20 @@ def forget(call: ActionCall, asked: ForgetRequest) -> Operation:
     return call.start("forget", "waiting for the next close and a commit", ACT_S, work)
 
 
-@action(router, "/day-tick", id="tickDay", summary="Begin the next day")
+@action(
+    router,
+    "/day-tick",
+    id="tickDay",
+    summary="Begin the next day",
+    form=Form(
+        Group.ROWS,
+        "Day tick",
+        "The next day begins for a job whose events have no time: scores decay, and the daily shrink of the "
+        "tables runs.",
+        trains,
+        (FormField("to", "Day (default: the next)"),),
+    ),
+)
 def day_tick(call: ActionCall, asked: DayTickRequest | None = None) -> Operation:
     """Begin the next day of a running job whose events have no time."""
     store = call.job.store

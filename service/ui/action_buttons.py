@@ -9,14 +9,13 @@ from urllib.parse import quote
 import httpx
 from nicegui import ui
 
+from headrace.service.api.actions import JobAction
+from headrace.service.api.forms import FormContext, Job
 from headrace.service.ui.action_catalog import (
-    REWIND,
-    ActionContext,
-    Field,
+    Input,
     InputKind,
-    Job,
-    JobAction,
     ended_words,
+    inputs_of,
     outcome_lines,
     permitted_actions,
     request_of,
@@ -33,24 +32,24 @@ class Confirmation:
     """The dialog of one action."""
 
     def __init__(
-        self, visitor: ApiCaller, act: JobAction, known: ActionContext, done: Callable[[], Awaitable[Job]]
+        self, visitor: ApiCaller, act: JobAction, known: FormContext, done: Callable[[], Awaitable[Job]]
     ) -> None:
         """`done` is called after the request; it returns the job as it is then."""
         self._visitor, self._act, self._known, self._done = visitor, act, known, done
         self._fields: dict[str, Any] = {}
         with ui.dialog().props("persistent") as self._dialog, ui.element("div").classes("sheet"):
-            ui.label(f"{act.label}: {known.job['name']}?").classes("title")
-            ui.label(act.words).classes("hint words")
-            for each in act.fields:
-                self._fields[each.name] = _filled_in(each, known)
+            ui.label(f"{act.form.label}: {known.job['name']}?").classes("title")
+            ui.label(act.form.words).classes("hint words")
+            for each in inputs_of(act, known):
+                self._fields[each.name] = _filled_in(each)
             self._said = ui.label().classes("note")
             self._said.set_visibility(False)
             self._progress = ui.linear_progress(0, show_value=False).props("instant-feedback")
             self._progress.set_visibility(False)
             with ui.element("div").classes("buttons"):
                 self._leave = ui.button("Cancel", on_click=self._dialog.close).props("flat no-caps")
-                self._go = ui.button(act.label, on_click=self._ask).props("unelevated no-caps")
-                self._go.props(f"color={'negative' if act.grave else 'primary'}").mark("confirm")
+                self._go = ui.button(act.form.label, on_click=self._ask).props("unelevated no-caps")
+                self._go.props(f"color={'negative' if act.form.grave else 'primary'}").mark("confirm")
         self._dialog.on_value_change(lambda event: None if event.value else self._dialog.delete())
 
     def open(self) -> None:
@@ -62,11 +61,11 @@ class Confirmation:
         job = self._known.job
         try:
             names, body = request_of(self._act, self._filled())
-            etag = f'"{job["revision"]}"' if self._act.tagged else None
-            answer = await self._visitor.call(self._act.operation, {"job": job["name"], **names}, body, etag)
+            etag = f'"{job["revision"]}"' if self._act.if_match is not None else None
+            answer = await self._visitor.call(self._act.id, {"job": job["name"], **names}, body, etag)
             self._known = replace(self._known, job=await self._done())
             if "progress" not in answer:  # no operation: the phase changes later
-                ui.notify(f"{self._act.label} is requested: {job['name']} will be {answer['desired']}.")
+                ui.notify(f"{self._act.form.label} is requested: {job['name']} will be {answer['desired']}.")
                 self._dialog.close()
             else:
                 await self._follow(answer)
@@ -106,9 +105,9 @@ class Confirmation:
         self._said.set_visibility(True)
 
 
-def _filled_in(each: Field, known: ActionContext) -> Any:
-    """The input element of a field; its `value` is the input."""
-    choices = list(each.choices(known))
+def _filled_in(each: Input) -> Any:
+    """The element of an input; its `value` is what is filled in."""
+    choices = list(each.options)
     match each.kind:
         case InputKind.FLAG:
             return ui.checkbox(each.label, value=bool(each.default)).props("dense")
@@ -138,8 +137,8 @@ class Actions:
         with ui.element("div").classes("actions"):
             acts = permitted_actions(visitor.may)
             for act in acts:
-                button = ui.button(act.label, on_click=lambda act=act: self._open(act))
-                button.props("outline dense no-caps color=grey-8").mark(act.operation)
+                button = ui.button(act.form.label, on_click=lambda act=act: self._open(act))
+                button.props("outline dense no-caps color=grey-8").mark(act.id)
                 button.disable()
                 self._buttons.append((act, button))
             if not acts:
@@ -149,18 +148,18 @@ class Actions:
         """Enable the buttons that are possible in the job's present state."""
         self._job = job
         for act, button in self._buttons:
-            button.set_enabled(act.sense(job))
+            button.set_enabled(act.form.possible(job))
 
     async def _open(self, act: JobAction) -> None:
         if self._job is None:
             return
         try:
-            spec = (await self._visitor.get(f"{self._path}/spec"))["spec"] if act.fields else {}
-            commits = await list_all(self._visitor, f"{self._path}/commits") if act is REWIND else []
+            spec = (await self._visitor.get(f"{self._path}/spec"))["spec"] if act.form.fields else {}
+            commits = await list_all(self._visitor, f"{self._path}/commits") if act.form.with_commits else []
         except (RequestRefused, httpx.HTTPError) as error:
             ui.notify(str(error), type="negative")
             return
-        known = ActionContext(self._job, spec, [each["name"] for each in reversed(commits)])
+        known = FormContext(self._job, spec, [each["name"] for each in reversed(commits)])
         Confirmation(self._visitor, act, known, self._again).open()
 
     async def _again(self) -> Job:

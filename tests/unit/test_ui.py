@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.service.api.app import ApiSettings, app
+from headrace.service.api.app import OFFERED, ApiSettings, app
+from headrace.service.api.forms import FormContext
 from headrace.service.auth.roles import Role
 from headrace.service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
+from headrace.service.ui.action_catalog import inputs_of
 from headrace.service.ui.api_client import routes_of
 from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
 from headrace.service.ui.job_learning import learning_lines, twin_of
@@ -23,6 +25,8 @@ from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from headrace.service.ui.sign_in import place_of
 from headrace.trainer.job_status import Status, read
 from headrace.trainer.spec.changes import hot_keys
+
+BY_ID = {act.id: act for act in OFFERED}
 
 
 def close(version, auc=0.5, timeline="t1", minutes=None, task="ctr"):
@@ -128,7 +132,7 @@ def job(phase="training", desired="running", **more):
 
 
 def sensible(found):
-    return {act.label for act in action_catalog.ACTS if act.sense(found)}
+    return {act.form.label for act in OFFERED if act.form.possible(found)}
 
 
 def test_what_makes_sense_follows_the_job():
@@ -147,39 +151,77 @@ def routes():
 
 
 def test_every_act_is_an_operation_of_the_api_and_none_is_a_viewers(routes):
-    for act in action_catalog.ACTS:
-        assert routes[act.operation].role >= Role.OPERATOR, act.label
-        assert set(act.in_path) <= {each.name for each in act.fields}
-        assert all(f"{{{name}}}" in routes[act.operation].path for name in act.in_path)
+    for act in OFFERED:
+        assert routes[act.id].role >= Role.OPERATOR, act.id
+        assert routes[act.id].path == act.path
+        named = {name for name in re.findall(r"{(\w+)}", act.path) if name != "job"}
+        known = named if act.body is None else named | set(act.body.model_fields)
+        assert named <= {each.name for each in act.form.fields}
+        assert act.form.body is not None or {each.name for each in act.form.fields} <= known
+
+
+def test_a_form_asks_for_what_the_body_of_its_request_takes():
+    def asked(act):
+        return [
+            (each.name, each.kind.value, each.optional, each.default, each.options) for each in inputs_of(act, known)
+        ]
+
+    known = FormContext(job(exports={"serving": {}}), {"tables": {"default": {}}}, ["t1-5", "t1-4"])
+    assert asked(BY_ID["pauseJob"]) == asked(BY_ID["makeCommit"]) == []
+    assert asked(BY_ID["makeExport"]) == [
+        ("stream", "choice", False, None, ["serving"]),
+        ("kind", "choice", True, None, ["base", "delta"]),
+    ]
+    assert asked(BY_ID["shrinkTable"]) == [
+        ("table", "choice", False, None, ["default"]),
+        ("delete_below", "number", True, None, []),
+        ("delete_after_days", "number", True, None, []),
+        ("dry_run", "flag", True, True, []),
+        ("allow", "flag", True, False, []),
+    ]
+    assert asked(BY_ID["tickDay"]) == [("to", "number", True, None, [])]
+    assert [each[:3] for each in asked(BY_ID["setKeys"])] == [("key", "text", False), ("value", "text", False)]
+    assert [each[:3] for each in asked(BY_ID["resizeJob"])] == [
+        ("shards", "number", True),
+        ("trainers", "number", True),
+    ]
+    assert asked(BY_ID["rewindJob"]) == [("name", "choice", False, None, ["t1-5", "t1-4"])]
+
+
+def test_the_buttons_stand_in_groups():
+    labels = "Pause Resume Drain Stop Restart Commit Export Set Resize Shrink", "Rewind"
+    assert [act.form.label for act in OFFERED] == [*labels[0].split(), "Day tick", labels[1]]
 
 
 def test_a_role_is_offered_what_the_api_says_it_may(routes):
     def offered(role):
-        return {act.label for act in action_catalog.permitted_actions(lambda operation: routes[operation].role <= role)}
+        return {
+            act.form.label for act in action_catalog.permitted_actions(lambda operation: routes[operation].role <= role)
+        }
 
     assert offered(Role.VIEWER) == set()
-    assert offered(Role.OPERATOR) == offered(Role.ADMIN) == {act.label for act in action_catalog.ACTS}
+    assert offered(Role.OPERATOR) == offered(Role.ADMIN) == {act.form.label for act in OFFERED}
 
 
 def test_what_was_filled_in_is_sent_as_the_api_takes_it():
     filled = {"table": "default", "delete_below": 0.5, "delete_after_days": 3.0, "dry_run": True, "allow": False}
-    names, body = action_catalog.request_of(action_catalog.SHRINK, filled)
+    names, body = action_catalog.request_of(BY_ID["shrinkTable"], filled)
     assert names == {"table": "default"}
     assert body == {"delete_below": 0.5, "delete_after_days": 3, "dry_run": True, "allow": False}
-    assert action_catalog.request_of(action_catalog.TICK, {"to": None}) == ({}, {})
-    assert action_catalog.request_of(action_catalog.RESIZE, {"shards": 2.0}) == ({}, {"shards": 2})
-    assert action_catalog.request_of(action_catalog.RESIZE, {"shards": 2.5}) == ({}, {"shards": 2.5})  # for the API
-    assert action_catalog.request_of(action_catalog.REWIND, {"name": "t1-5"}) == ({"name": "t1-5"}, None)
-    assert action_catalog.request_of(action_catalog.PAUSE, {}) == ({}, None)
+    assert action_catalog.request_of(BY_ID["tickDay"], {"to": None}) == ({}, {})
+    assert action_catalog.request_of(BY_ID["resizeJob"], {"shards": 2.0}) == ({}, {"shards": 2})
+    assert action_catalog.request_of(BY_ID["resizeJob"], {"shards": 2.5}) == ({}, {"shards": 2.5})  # for the API
+    assert action_catalog.request_of(BY_ID["rewindJob"], {"name": "t1-5"}) == ({"name": "t1-5"}, None)
+    assert action_catalog.request_of(BY_ID["pauseJob"], {}) == ({}, None)
     with pytest.raises(ValueError, match="Key: must be filled in"):
-        action_catalog.request_of(action_catalog.SET, {"key": "", "value": "1"})
+        action_catalog.request_of(BY_ID["setKeys"], {"key": "", "value": "1"})
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("0.02", 0.02), ("none", None), (" 3 ", 3), ("true", True), ("a b", "a b")]
 )
 def test_a_setting_is_what_its_text_means(text, value):
-    assert action_catalog.request_of(action_catalog.SET, {"key": " train.x ", "value": text}) == (
+    assert action_catalog.request_of(BY_ID["setKeys"], {"key": " train.x ", "value": text}) == (
         {},
         {"keys": {"train.x": value}},
     )
