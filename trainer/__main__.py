@@ -4,10 +4,9 @@ FILE is a WorkerConfig as JSON. The process leads a process group of its own and
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from headrace import worker_process
 from headrace.deadline import Deadline
@@ -65,7 +64,7 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
 def _served(
     config: WorkerConfig,
     identity: Identity | None,
-    status: Callable[[], Mapping[str, Any]],
+    status: Callable[[], object],
     drain: Callable[[], None],
     commit: Callable[[], None] | None,
     answer: role.Answer | None,

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from headrace import documents
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.proto import role_pb2
@@ -39,7 +40,7 @@ class _Servicer:
 
     def __init__(
         self,
-        status: Callable[[], Mapping[str, Any]],
+        status: Callable[[], object],
         drain: Callable[[], None],
         commit: Callable[[], None] | None,
         answer: Answer | None,
@@ -47,7 +48,7 @@ class _Servicer:
         self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
 
     def Status(self, _request: role_pb2.StatusRequest, _context: grpc.ServicerContext) -> role_pb2.StatusReply:
-        return role_pb2.StatusReply(status_json=json.dumps(finite(self._status()), allow_nan=False).encode())
+        return role_pb2.StatusReply(status_json=json.dumps(finite(plain(self._status())), allow_nan=False).encode())
 
     def Drain(self, _request: role_pb2.DrainRequest, _context: grpc.ServicerContext) -> role_pb2.DrainReply:
         self._drain()
@@ -101,7 +102,7 @@ class RoleServer:
 
 
 def serve_role(
-    status: Callable[[], Mapping[str, Any]],
+    status: Callable[[], object],
     drain: Callable[[], None],
     secret: str,
     socket: Path | None,

@@ -96,15 +96,15 @@ def measure(cache: Path, num_rows: int, hidden: int, memory: str | None) -> dict
             at_closes(trainer, closed)
             trainer.loop.run()
             commit = trainer.committer.status()
-            table = progress.status()["tables"]["default"]
+            table = progress.status().tables["default"]
     warm, end = closes[WARM_BATCHES // PASS_BATCHES - 1], closes[-1]
     return {
         "samples_per_s": (end[1] - warm[1]) / (end[0] - warm[0]),
-        "rows": table["rows"],
-        "table_mb": table["bytes"] / 1e6,
+        "rows": table.rows,
+        "table_mb": table.bytes / 1e6,
         "open_s": opened_s,
         "rss_mb": resident_mb(),
-        "rows_of_last_commit": commit["rows"],
+        "rows_of_last_commit": commit.rows,
     }
 
 

@@ -93,7 +93,7 @@ def test_five_days_of_turnover_end_with_the_rows_that_the_rule_says(kind, small,
     with w.job(kind, tables={"default": table}, groups={"item": GROUP}) as world:
         job = Job(world.one, table)
         job.run(range(DAYS))
-        assert job.ops == ["shrink"] * (DAYS - 1 - after_days) and not job.shrinking.status()["held"]
+        assert job.ops == ["shrink"] * (DAYS - 1 - after_days) and not job.shrinking.status().held
         assert job.rows == expected(DAYS - 1, after_days)
 
 

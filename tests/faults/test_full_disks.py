@@ -71,7 +71,7 @@ class Chief:
         self.committer.begin(self.version, {"w": torch.ones(30_000)})
         self.committer._thread.submit(int).result()  # it is behind the commit
         assert not self.committer.due(0)
-        return self.committer.status()["failing"]
+        return self.committer.status().failing
 
     def dirty_rows(self):
         return sum(stats.dirty_rows for stats in self.shards.stats(w.soon()).values())

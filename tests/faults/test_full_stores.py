@@ -178,7 +178,7 @@ def letters(folder):
 
 
 def report(folder):
-    metrics = {"life": {"x": 1.0}, "window": {"text": "y" * 9000}, "tensors": {"life": {}, "window": {}}}
+    metrics = {"life": {}, "window": {"ctr": {"text": "y" * 9000}}, "tensors": {"life": {}, "window": {}}}
     write_report(folder, TrainerProgress("job"), metrics, "d" * 64, ())
 
 

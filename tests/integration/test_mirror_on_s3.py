@@ -21,6 +21,7 @@ from headrace.retry import Backoff
 from headrace.trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
 from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
 from headrace.trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
+from headrace.trainer.job_status import MirrorStatus
 from tests.mirrored_store import files_below, make_commit
 from tests.s3_server import proxy, s3  # noqa: F401
 
@@ -266,7 +267,7 @@ def test_a_stop_waits_for_the_last_commit(tmp_path, uploader, uri):
     background.offer(made)
     assert background.stop(soon())
     assert versions(uri) == [1]
-    assert background.status() == {"version": 1, "behind_s": 0.0, "trouble": None}
+    assert background.status() == MirrorStatus(version=1, behind_s=0.0)
     assert background.holding() == set()
 
 
@@ -285,7 +286,7 @@ def test_pinned_commits_stay_in_the_mirror(tmp_path, uploader, uri, chief):
     chief.pinned = {"t1-0000000001-g1"}
     for version in (1, 2, 3, 4):
         background.offer(commit(tmp_path, version))
-        wait_for(lambda version=version: background.status()["version"] == version)
+        wait_for(lambda version=version: background.status().version == version)
     assert background.stop(soon())
     assert versions(uri) == [4, 3, 1]
 
@@ -294,11 +295,11 @@ def test_trouble_is_in_the_status_until_the_server_answers(tmp_path, uploader, p
     background = uploader(shaky, max_behind_s=0.0)
     proxy.cut_after(0)
     background.offer(commit(tmp_path, 1))
-    wait_for(lambda: "mirror s3://" in (background.status()["trouble"] or ""))
-    assert background.status()["version"] is None and background.status()["behind_s"] > 0
+    wait_for(lambda: "mirror s3://" in (background.status().trouble or ""))
+    assert background.status().version is None and background.status().behind_s > 0
     assert background.holding() == {"t1-0000000001-g1"}
     proxy.heal()
-    wait_for(lambda: background.status()["version"] == 1 and background.status()["trouble"] is None)
+    wait_for(lambda: background.status().version == 1 and background.status().trouble is None)
 
 
 def test_a_stop_without_a_connection_ends_at_its_deadline_and_says_so(tmp_path, uploader, proxy, shaky):  # noqa: F811
@@ -306,14 +307,14 @@ def test_a_stop_without_a_connection_ends_at_its_deadline_and_says_so(tmp_path, 
     proxy.cut_after(0)
     background.offer(commit(tmp_path, 1))
     assert not background.stop(Deadline.after(0.3))
-    assert background.status()["version"] is None
+    assert background.status().version is None
 
 
 def test_a_rank_0_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chief):
     chief.superseded = True
     background = uploader(uri)
     background.offer(commit(tmp_path, 1))
-    wait_for(lambda: background.status()["trouble"] == "a newer generation has taken over")
+    wait_for(lambda: background.status().trouble == "a newer generation has taken over")
     assert read_catalog(uri, soon()).commits == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from headrace.codec import plain
 from headrace.config import load_toml
 from headrace.deadline import Deadline
 from headrace.failpoints import ArmedFailpoint, Failpoint
@@ -64,9 +65,9 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         trainer.loop.run()
         trainer.rank0.beginning.joblog.close()
         digest, told = digest_of(parts.shards, parts.dense, Deadline.after(10)), parts.progress.status()
-        guards = trainer.rank0.operator.status().get("guards", {})
-        life = told["metrics"], told["events"], told["learning"], told["event_span_s"]
-        return Ended(digest, parts.closer.day, *life, guards)
+        metrics, guards = plain(told.metrics), plain(told.operations.guards)
+        life = told.events, told.learning, told.event_span_s or None
+        return Ended(digest, parts.closer.day, metrics, *life, guards)
 
 
 def killed(job: Path, store: Path, *settings: str, generation: int, point: Failpoint, hit: int) -> None:

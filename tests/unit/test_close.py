@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dataset.stream.source import Segment
+from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.status.progress import PassReading, TrainerProgress
 from headrace.trainer.status.time_spent import LoopPart, TimeSpent
@@ -95,12 +96,11 @@ def test_tallies_of_ranks_become_one():
 
 def test_the_share_of_clicks_without_an_impression_is_that_of_recent_ones_and_is_in_commits():
     progress = TrainerProgress("job")
-    plan, status = PassPlan(1, ()), lambda: progress.status()["clicks_unmatched"]
+    plan, status = PassPlan(1, ()), lambda: progress.status().clicks_unmatched
 
     def closed(num_clicks, unmatched):
-        progress.closed(
-            plan, PassReading(9, 9, 9, {}, None, {"click without an impression": unmatched}, num_clicks), {}
-        )
+        left_out = {"click without an impression": unmatched}
+        progress.closed(plan, PassReading(9, 9, 9, {}, None, left_out, num_clicks), Status())
 
     closed(900, 900)
     assert status() is None, "of so few nothing is said"
@@ -109,7 +109,7 @@ def test_the_share_of_clicks_without_an_impression_is_that_of_recent_ones_and_is
     closed(98_200, 0)
     after = TrainerProgress("job")
     after.load_saved(progress.saved())
-    assert status() == after.status()["clicks_unmatched"] == 900 / 100_000
+    assert status() == after.status().clicks_unmatched == 900 / 100_000
     closed(50_000, 20_000)
     assert status() == (900 + 20_000) // 2 / 75_000
 
@@ -119,26 +119,26 @@ def test_progress_tells_closed_passes_and_plans_apart():
     plan = PassPlan(1, ((Segment("t/0", 0, 0, 5),), (Segment("t/0", 0, 5, 9),)))
     progress.planned(plan)
     progress.opened(plan, "training")
-    assert progress.status()["positions"] == {} and progress.planned_positions == {"t/0": 9}
-    progress.closed(plan, PassReading(9, 20, 10, {"bad": 1}, None), {"lag": {"t/0": 3}})
+    assert progress.status().positions == {} and progress.planned_positions == {"t/0": 9}
+    progress.closed(plan, PassReading(9, 20, 10, {"bad": 1}, None), Status(lag={"t/0": 3}))
     status = progress.status()
-    assert status["version"] == 1 and status["events"] == 9 and status["samples"] == 20
-    assert status["positions"] == {"t/0": 9} and status["lag"] == {"t/0": 3} and status["rejected"] == {"bad": 1}
-    assert status["samples_per_s"] > 0
+    assert status.version == 1 and status.events == 9 and status.samples == 20
+    assert status.positions == {"t/0": 9} and status.lag == {"t/0": 3} and status.rejected == {"bad": 1}
+    assert status.samples_per_s > 0
 
 
 def test_progress_tells_which_share_of_the_recent_work_was_a_wait_for_samples():
     progress, clock = TrainerProgress("job"), [100.0]
     progress.spent = TimeSpent(lambda: clock[0])
     plan = PassPlan(1, ((Segment("t/0", 0, 0, 5),),))
-    assert progress.status()["pipe_wait"] is None, "no pass is closed"
+    assert progress.status().pipe_wait is None, "no pass is closed"
     for part, seconds in ((LoopPart.PIPE, 6.0), (LoopPart.FORWARD, 9.0), (LoopPart.EVENTS, 70.0)):
         with progress.spent.part(part):
             clock[0] += seconds
-    progress.closed(plan, PassReading(5, 5, 5, {}, None), {})
+    progress.closed(plan, PassReading(5, 5, 5, {}, None), Status())
     status = progress.status()
-    assert status["pipe_wait"] == 0.4
-    assert status["advice"].startswith("60% of the work's time went to forward")
+    assert status.pipe_wait == 0.4
+    assert status.advice.startswith("60% of the work's time went to forward")
 
 
 def test_progress_continues_from_a_commit():
@@ -146,7 +146,7 @@ def test_progress_continues_from_a_commit():
     first, second = (PassPlan(n, ((Segment("t/0", 0, 9 * (n - 1), 9 * n),),)) for n in (1, 2))
     for plan in (first, second):  # the second is planned and not closed when the commit is made
         progress.planned(plan)
-    progress.closed(first, PassReading(9, 20, 10, {"bad": 1}, None), {})
+    progress.closed(first, PassReading(9, 20, 10, {"bad": 1}, None), Status())
     again.load_saved(progress.saved())
     assert (again.version, again.num_events, again.num_samples, again.rejected) == (1, 9, 20, {"bad": 1})
     assert again.last_planned == 1 and again.planned_positions == {"t/0": 9} and again.num_planned == 9

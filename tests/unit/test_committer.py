@@ -19,6 +19,7 @@ from headrace.trainer.checkpoint.commits import Commits, hash_of, problems_of
 from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
 from headrace.trainer.checkpoint.handover import hand_over, handed_over
 from headrace.trainer.config import CommitSection
+from headrace.trainer.job_status import CommitStatus, MirrorStatus
 from headrace.trainer.journal.log import Log, Superseded
 from headrace.trainer.train.commit_state import SavedState
 from tests.fakes.records import close
@@ -72,7 +73,7 @@ class Mirror:
         return self.held
 
     def status(self):
-        return {"version": 3}
+        return MirrorStatus(version=3)
 
 
 class OneThread:
@@ -209,13 +210,13 @@ def test_a_commit_is_due_when_asked_for_once_and_when_memory_is_full(world):
 def test_one_commit_is_in_flight_and_training_continues(world):
     world.thread.hold = True
     assert world.close_pass(EVERY_S) == []
-    assert world.committer.status()["writing"] and world.committer.status()["rows"] == 7
+    assert world.committer.status().writing and world.committer.status().rows == 7
     assert world.close_pass(EVERY_S, full=True) == []
     assert not world.finish(world.version)
     world.thread.go()
     assert world.versions() == [1] and world.committer.version == 0  # the loop was not told yet
     world.tick()
-    assert world.committer.version == 1 and world.committer.status()["writing"]  # the next one
+    assert world.committer.version == 1 and world.committer.status().writing  # the next one
     world.thread.go()
     assert world.versions() == [1, 2]
 
@@ -360,7 +361,7 @@ def test_a_failed_cleanup_is_logged_and_the_commit_remains(world, monkeypatch, c
     monkeypatch.setattr(world.commits.__class__, "prune", prune)
     world.close_pass(EVERY_S)
     assert "older commits cannot be removed now: [Errno 5] input/output error" in caplog.text
-    assert world.reap()["version"] == 1 and world.done[-1] == "offer 1"
+    assert world.reap().version == 1 and world.done[-1] == "offer 1"
 
 
 # Failures
@@ -398,14 +399,14 @@ def test_a_full_disk_at_any_step_fails_the_commit_which_leaves_nothing_and_is_ma
     world.assert_nothing_left_but(1)
     assert world.done[-1] == f"settle False {world.commits.names()[0]}", "rows given back, nothing shown or mirrored"
     status = world.reap()
-    assert status["version"] == 1 and status["failing"]
+    assert status.version == 1 and status.failing
     assert "commit of version 2 failed and was removed" in caplog.text
     make_room()
     world.now_s += 3
     assert world.close_pass() == [1], "it pauses first"
-    assert world.reap()["failing_s"] == 3
+    assert world.reap().failing_s == 3
     assert world.tick(RETRY_S - 3) == [1, 3], "and does not wait until the next one is due"
-    assert world.reap()["failing"] is None and "commits succeed again, at version 3" in caplog.text
+    assert world.reap().failing is None and "commits succeed again, at version 3" in caplog.text
 
 
 def test_a_pause_is_no_longer_than_the_time_between_commits(make_world):
@@ -423,7 +424,7 @@ def test_commits_that_fail_for_too_long_end_the_job_and_name_the_last_error(worl
     world.close_pass(EVERY_S)
     world.reap()
     world.tick(MAX_FAILING_S)
-    assert world.reap()["failing_s"] == MAX_FAILING_S
+    assert world.reap().failing_s == MAX_FAILING_S
     with pytest.raises(CommitsFail, match=r"for 100 s \(commit.max_failing\); version 1 .*last.*No space") as error:
         world.tick(1)
     assert error.value.exit_code == 1  # a restart would end alike
@@ -520,18 +521,18 @@ def test_a_commit_that_was_made_is_never_taken_back(world):
 
 
 def test_the_status_has_a_commits_age_and_cost(world):
-    assert world.committer.status() == {
-        "version": 0, "age_s": 0.0, "writing": False, "rows": 0, "pause_s": 0.0, "write_s": 0.0,
-        "failing": None, "failing_s": 0.0, "mirror": {"version": 3}, "objects": None,
-    }  # fmt: skip
+    mirror = MirrorStatus(version=3)
+    assert world.committer.status() == CommitStatus(
+        version=0, age_s=0.0, rows=0, pause_s=0.0, write_s=0.0, failing_s=0.0, mirror=mirror
+    )
     world.thread.hold = True
     world.close_pass(EVERY_S)
     world.now_s += STEP_S
     world.thread.go()
     status = world.reap()
-    assert (status["version"], status["rows"], status["age_s"], status["write_s"]) == (1, 7, 0.0, STEP_S)
+    assert (status.version, status.rows, status.age_s, status.write_s) == (1, 7, 0.0, STEP_S)
     world.now_s += 5
-    assert world.committer.status()["age_s"] == 5
+    assert world.committer.status().age_s == 5
     world.committer.close()
 
 

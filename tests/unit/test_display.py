@@ -256,7 +256,7 @@ def test_the_summary_of_a_join_tells_how_many_events_still_wait():
 @pytest.mark.parametrize(("keys", "waiting"), [({}, 5), ({"max_ahead": "1d"}, 4)])
 def test_what_waits_is_the_rows_of_the_join_but_for_its_clock(keys, waiting):
     join = validate(JoinSection, {"label": "click", "key": "id", "window": "1h", **keys})
-    assert waiting_events({"join-pending": {"rows": 5}}, join) == waiting
+    assert waiting_events({"join-pending": 5}, join) == waiting
     assert waiting_events({}, join) == 0
 
 

@@ -18,6 +18,7 @@ from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.export_settings import STAGES, ExportSettings
 from headrace.trainer.exports.request import ExportAnswer
+from headrace.trainer.job_status import LastExport
 from headrace.trainer.journal.log import LogFull
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation
 from headrace.trainer.rank0.operations import ClosingPass, cut_of
@@ -155,13 +156,13 @@ def test_an_export_is_cut_committed_held_made_and_logged(world):
     assert request.facts["positions"] == {"p": 2} and request.facts["event_time"] == [10 * HOUR, 11 * HOUR]
     assert request.facts["metrics"] == {"ctr": {"auc": None}} and request.slots == {"default": {0: "a"}}
     assert (request.stage / "model.json").read_text() == "0000000002-base"
-    assert world.held() == {"t1-0000000002-g1": ["export-main"]} and world.status()["making"] == "0000000002-base"
+    assert world.held() == {"t1-0000000002-g1": ["export-main"]} and world.status().making == "0000000002-base"
     world.complete(current=True)
     assert [each.outcome for each in world.waiting] == ["complete"]
     assert world.held() == {} and not request.stage.exists()
     assert world.close(11 * HOUR + 1) == ["exported 0000000002-base"]
     status = world.status()
-    assert (status["name"], status["making"], status["failing"]) == ("0000000002-base", None, None)
+    assert (status.name, status.making, status.failing) == ("0000000002-base", None, None)
     assert world.close(12 * HOUR) == ["export 0000000004-delta"]
     (delta,) = world.exporter.requests[1:]
     assert delta.parent.name == "0000000002-base" and delta.facts["event_time"] == [11 * HOUR + 1, 12 * HOUR]
@@ -217,7 +218,7 @@ def test_a_failed_commit_fails_its_export_and_the_next_includes_everything(world
     world.committer.fails = ""
     assert world.waiting[0].outcome == "failed" and world.held() == {} and len(world.exporter.requests) == 1
     world.close(12 * HOUR)
-    assert "0000000003-delta: its commit failed: no room" in world.status()["failing"]
+    assert "0000000003-delta: its commit failed: no room" in world.status().failing
     world.close(13 * HOUR)
     assert world.exporter.requests[-1].all and world.exporter.requests[-1].parent.version == 2
 
@@ -315,9 +316,7 @@ def test_a_request_is_granted_once_at_the_next_close(world):
         world.exporting.asked(request)
     world.complete(current=True)
     assert world.close(samples=0) == ["exported 0000000002-base"]
-    assert world.status()["last"] == {
-        "id": "x", "name": "0000000002-base", "outcome": "complete", "error": None, "current": True,
-    }  # fmt: skip
+    assert world.status().last == LastExport(id="x", name="0000000002-base", outcome="complete", current=True)
 
 
 def test_an_impossible_request_is_refused(world):
@@ -510,7 +509,7 @@ def test_failed_gates_and_commands_are_reported(world, caplog):
     world.complete(failed_gates=("auc 0.5 is below 0.6",), command_error="exit code 3")
     world.close(11 * HOUR)
     status = world.status()
-    assert status["failed_gates"] == ["auc 0.5 is below 0.6"] and status["command_error"] == "exit code 3"
+    assert status.failed_gates == ["auc 0.5 is below 0.6"] and status.command_error == "exit code 3"
     assert "current.json does not point to export 0000000002-base of main: auc 0.5 is below 0.6" in caplog.text
     world.exporting.close()
     assert world.exporter.closed

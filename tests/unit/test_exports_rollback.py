@@ -68,7 +68,7 @@ def test_it_stays_where_nothing_fell_for_so_long(values):
 
 def test_without_an_older_export_it_cannot_go_back():
     found, state = closes(SECTION, [0.7] * 6 + [0.6] * 5, promoted=False)
-    assert found == {} and state.status(SECTION)["stuck"] and state.status(SECTION)["bound"] == pytest.approx(0.68)
+    assert found == {} and state.status(SECTION).stuck and state.status(SECTION).bound == pytest.approx(0.68)
 
 
 def test_log_loss_falls_when_it_rises():
@@ -135,7 +135,7 @@ def test_what_was_logged_acts_again_in_a_replay(world):
     [back] = hours(world, [0.7] * 5 + [0.5] * 2, 1)
     again = world.restarted()
     again.close(8 * HOUR, auc=0.5, replay=[back])
-    assert again.status()["rollback"]["back"] == back.why
+    assert again.status().rollback.back == back.why
 
 
 @pytest.mark.parametrize(

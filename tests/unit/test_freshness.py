@@ -57,9 +57,9 @@ def test_times_of_ranks_and_passes_are_joined_and_survive_a_message():
 def test_a_histogram_counts_up_to_its_bounds_inclusive():
     delays = DelayHistogram()
     delays.add(EventTimes(np.array([0.0, 9.5, 9.9, 20.0]), np.array([1, 2, 3, 4])), 10.0)
-    upto = dict(delays.message()["buckets"])
+    upto = dict(delays.totals().buckets)
     assert (upto["0.1"], upto["0.4"], upto["0.5"], upto["10"], upto["+Inf"]) == (7, 7, 9, 10, 10)
-    assert len(upto) == len(BOUNDS_S) + 1 and np.isclose(delays.message()["sum_s"], 10 + 2 * 0.5 + 3 * 0.1)
+    assert len(upto) == len(BOUNDS_S) + 1 and np.isclose(delays.totals().sum_s, 10 + 2 * 0.5 + 3 * 0.1)
 
 
 def test_a_pass_learnt_again_after_a_restart_is_not_counted_again():
@@ -68,7 +68,7 @@ def test_a_pass_learnt_again_after_a_restart_is_not_counted_again():
         freshness.read(version, [message, message], counts=is_new)
         told = freshness.closed(3.0)
         assert told == freshness.closed(9.0)  # a pass of no events follows
-    assert dict(told["buckets"])["+Inf"] == 4
+    assert dict(told.buckets)["+Inf"] == 4
     assert freshness.of(5) == noted([1.0, 1.0, 2.0, 2.0]).message() and freshness.of(4) is None
 
 
@@ -77,7 +77,7 @@ def test_the_age_of_events_of_a_replay_is_not_reported():
     freshness.read(1, [noted([1.0, 99.0]).message()], counts=True)
     assert freshness.closed(101.0) is None and freshness.age_s(99.0, 101.0) is None
     freshness.read(2, [noted([98.0, 100.5]).message()], counts=True)
-    assert dict(freshness.closed(101.0)["buckets"])["+Inf"] == 2 and freshness.age_s(100.5, 101.0) == 0.5
+    assert dict(freshness.closed(101.0).buckets)["+Inf"] == 2 and freshness.age_s(100.5, 101.0) == 0.5
     assert freshness.of(1) is None and freshness.of(2) is not None, "replicas hear of event times all the same"
     assert Freshness().age_s(1.0, 101.0) == 100.0, "a stream without an end that is behind is told"
 

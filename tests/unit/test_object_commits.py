@@ -20,6 +20,7 @@ from headrace.trainer.checkpoint.object_commits import ObjectCommits
 from headrace.trainer.checkpoint.object_store import ObjectStore, complete_commit
 from headrace.trainer.checkpoint.part_garbage import RetiredCommit, removable
 from headrace.trainer.fence.fence_records import FenceClaim, LogMode
+from headrace.trainer.job_status import ObjectStatus
 from headrace.trainer.journal.log import Superseded
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
@@ -147,7 +148,7 @@ def test_only_what_the_parent_names_is_not_uploaded_again(store, tmp_path):
     first = head.commit(1, {"dense": b"one", "same": b"same"})
     second = head.commit(2, {"dense": b"two", "same": b"same"})
     head.commit(3, {"dense": b"one", "same": b"same"})
-    assert head.objects.status() == {"fence": 4, "uploads": 0, "bytes": 7 + 3 + 3}
+    assert head.objects.status() == ObjectStatus(fence=4, uploads=0, bytes=7 + 3 + 3)
     again = Head(store, tmp_path, 2, parent=second)
     third = again.commit(4, {"dense": b"one", "same": b"same"})
     assert first.objects[sha(b"same")] == third.objects[sha(b"same")] == 1

@@ -14,6 +14,7 @@ from headrace.pserver.config import LAST_DAY
 from headrace.pserver.protocol.shards import TableStats
 from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.job_history import JobHistory, ReplayedPass
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
 from headrace.trainer.journal.pass_plan import PassPlan
@@ -68,7 +69,7 @@ class Decider:
         self.loaded = dict(state)
 
     def status(self):
-        return {"wants": self.wants}
+        return None
 
 
 class Shards:
@@ -208,9 +209,9 @@ def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(wor
 
 def test_the_status_shows_waiting_operations_and_those_that_acted(world):
     world.operator.ask(SET)
-    assert world.operator.status() == {"logged": [SET], "acted": [], "decider": {"wants": False}}
+    assert world.operator.status() == OperationsStatus(logged=[SET])
     world.close()
-    assert world.operator.status()["acted"] == [{**SET, "version": 1}] and world.operator.status()["logged"] == []
+    assert world.operator.status() == OperationsStatus(acted=[{**SET, "version": 1}])
 
 
 def test_a_learning_rate_of_the_dense_part_is_sent_to_every_rank(world):
@@ -355,7 +356,7 @@ def test_inert_operations_do_not_act_at_a_close(world):
     world.log.append(operation({"op": "gap", "partition": "t/0", "position": 0, "go_on": 5}))
     world.restarted()
     assert not world.operator.wants_pass()
-    assert world.close() == RankUpdate(None, False) and world.operator.status()["acted"] == []
+    assert world.close() == RankUpdate(None, False) and world.operator.status().acted == []
 
 
 def test_an_empty_pass_is_wanted_for_a_waiting_operation_or_by_a_decider(world):

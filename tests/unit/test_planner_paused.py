@@ -2,9 +2,10 @@
 
 import threading
 
+from msgspec.structs import replace
+
 from headrace.service.monitor.lines import progress_line
 from headrace.trainer.config import PassesSection
-from headrace.trainer.job_status import Status, read
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.planner import PAUSED, Planner, StreamEnded
 from headrace.trainer.status.progress import TrainerProgress
@@ -71,24 +72,24 @@ def test_paused_a_waiting_operation_gets_an_empty_pass():
 def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
     progress = TrainerProgress("clicks")
     progress.idle(False)
-    assert progress.status()["state"] == "starting"
+    assert progress.status().state == "starting"
     progress.idle(True)
-    assert progress.status()["state"] == "paused"
+    assert progress.status().state == "paused"
     progress.idle(False)
-    assert progress.status()["state"] == "training"
+    assert progress.status().state == "training"
 
 
 def test_a_job_that_goes_on_and_finds_no_events_is_not_starting_and_tells_since_when():
     progress = TrainerProgress("clicks")
     progress.version = 7
-    assert progress.status()["idle_s"] is None
+    assert progress.status().idle_s is None
     progress.idle(False)
     status = progress.status()
-    assert status["state"] == "training" and 0 <= status["idle_s"] < 60
-    assert "no events" not in progress_line(read(Status, status))
-    assert "no events for 75 s" in progress_line(read(Status, status | {"idle_s": 75.2}))
+    assert status.state == "training" and 0 <= status.idle_s < 60
+    assert "no events" not in progress_line(status)
+    assert "no events for 75 s" in progress_line(replace(status, idle_s=75.2))
     progress.opened(PassPlan(8, ((), ())), "training")
-    assert progress.status()["idle_s"] is None
+    assert progress.status().idle_s is None
 
 
 def test_the_file_is_the_one_that_the_service_makes():

@@ -9,6 +9,7 @@ from headrace.pserver.protocol.shards import ShardFigures
 from headrace.traffic import LinkTraffic, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
 from headrace.trainer.collectives.collective_waits import KINDS, CollectiveWaits
+from headrace.trainer.job_status import Status
 from headrace.trainer.status.rank_figures import RECENT_PASSES, RankFigures
 from headrace.trainer.status.straggler import NO_REASON, WaitTotals, straggler
 from headrace.trainer.status.time_spent import LoopPart
@@ -87,16 +88,16 @@ def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately
         waited_s[0, 1] += 0.5
         at_shards = np.array([[0.0, waited_s[0, 1]], [0.0, 0.0]])
         shards = [ShardFigures({"trainer-0": {"sent_bytes": 3}}, (share * at_shards).tolist()) for share in (0.5, 1.0)]
-        said = figures.closed([message(shard_0={"sent_bytes": 7}), message()], waited_s, shards)
-    assert said["links"] == {
+        said = figures.closed(Status(), [message(shard_0={"sent_bytes": 7}), message()], waited_s, shards)
+    assert said.links == {
         "trainer-0": {"shard-0": {"sent_bytes": 7}, "trainer-1": {"wait_s": waited_s[0, 1]}},
         "shard-0": {"trainer-0": {"sent_bytes": 3}},
         "shard-1": {"trainer-0": {"sent_bytes": 3}},
     }
-    waits = said["waits"]
-    assert waits["last"] == [[0.0, 1.0], [0.0, 0.0]], "in collectives and, at shards together, once"
-    assert waits["recent"] == [[0.0, float(RECENT_PASSES)], [0.0, 0.0]]
-    assert (waits["recent_passes"], waits["recent_s"]) == (RECENT_PASSES, 2.0 * RECENT_PASSES)
+    waits = said.waits
+    assert waits.last == [[0.0, 1.0], [0.0, 0.0]], "in collectives and, at shards together, once"
+    assert waits.recent == [[0.0, float(RECENT_PASSES)], [0.0, 0.0]]
+    assert (waits.recent_passes, waits.recent_s) == (RECENT_PASSES, 2.0 * RECENT_PASSES)
 
 
 def totals(at_s, waits, *spent_s):
@@ -110,16 +111,16 @@ def test_the_straggler_is_named_with_the_part_of_its_work_that_is_slow():
     first = totals(100.0, {(0, 1): 5.0}, {"pipe": 1.0}, {"pipe": 50.0})
     now = totals(120.0, {(0, 1): 11.4, (1, 0): 0.1}, {"pipe": 1.5, "forward": 9.0}, {"pipe": 56.0, "forward": 9.0})
     found = straggler(first, now, 8)
-    assert found["text"] == "rank 1 is waited for 32% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"
-    assert (found["rank"], found["share"], found["waits_s"], found["part"]) == (1, 0.32, {"0": 0.8}, LoopPart.PIPE)
+    assert found.text == "rank 1 is waited for 32% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"
+    assert (found.rank, found.share, found.waits_s, found.part) == (1, 0.32, {"0": 0.8}, LoopPart.PIPE)
 
 
 def test_a_straggler_without_a_slow_part_may_have_a_busy_machine():
     first = totals(0.0, {}, {}, {}, {})
     now = totals(10.0, {(0, 2): 4.0, (1, 2): 3.0}, {"forward": 3.0}, {"forward": 3.0}, {"forward": 4.0})
     found = straggler(first, now, 1)
-    assert (found["rank"], found["part"], found["waits_s"]) == (2, None, {"0": 4.0, "1": 3.0})
-    assert found["text"].endswith(f"(rank 0 waits 4 s a pass, rank 1 waits 3 s a pass): {NO_REASON}")
+    assert (found.rank, found.part, found.waits_s) == (2, None, {"0": 4.0, "1": 3.0})
+    assert found.text.endswith(f"(rank 0 waits 4 s a pass, rank 1 waits 3 s a pass): {NO_REASON}")
 
 
 def test_small_waits_name_nobody_and_a_single_rank_neither():

@@ -75,9 +75,9 @@ def test_the_rounds_end_however_long_each_takes(took):
 
 def test_a_resize_is_logged_at_the_close_at_which_few_rows_are_left():
     commits, resizing = prepared()
-    assert not resizing.progress()["may_begin"], "a commit may be in flight that does not record its changes"
+    assert not resizing.progress().may_begin, "a commit may be in flight that does not record its changes"
     resizing.between(11)
-    assert resizing.progress()["may_begin"] and resizing.changes_since() == 10 and resizing.keeps_commits
+    assert resizing.progress().may_begin and resizing.changes_since() == 10 and resizing.keeps_commits
     assert not resizing.due(closing_pass(12), ()) and commits.asked == 0
     report(resizing, 10)
     resizing.between(12)
@@ -88,16 +88,16 @@ def test_a_resize_is_logged_at_the_close_at_which_few_rows_are_left():
     (operation,) = resizing.due(closing_pass(15), ())
     assert (operation.id, operation.keys) == ("a", KEYS)
     assert not resizing.due(closing_pass(16), ()), "once"
-    assert resizing.progress()["state"] == "handing over" and resizing.keeps_commits
+    assert resizing.progress().state == "handing over" and resizing.keeps_commits
 
 
 def test_changes_are_recorded_since_the_newest_commit_of_the_request():
     commits, resizing = prepared()
     commits.idle = False
     resizing.between(12)
-    assert not resizing.progress()["may_begin"]
+    assert not resizing.progress().may_begin
     commits.idle, commits.version = True, 12
-    assert resizing.changes_since() == 12 and resizing.progress()["may_begin"]
+    assert resizing.changes_since() == 12 and resizing.progress().may_begin
     commits.version = 20
     assert resizing.changes_since() == 12
     report(resizing, 20)
@@ -149,4 +149,4 @@ def test_what_comes_after_the_log_decided_changes_nothing():
     report(resizing, 10)
     assert resizing.due(closing_pass(10), ())
     resizing.report({"id": "a", "failed": "too late"})
-    assert resizing.progress()["state"] == "handing over"
+    assert resizing.progress().state == "handing over"

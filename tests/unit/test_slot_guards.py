@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import plain
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, SlotSum
 from headrace.dataset.spec.config import MetaSlot, SparseSlot
@@ -125,7 +126,7 @@ class Job:
         self.guards.saw(close)
         if live:
             self.guards.due(close, ())
-        return self.guards.status()["outside"]
+        return plain(self.guards.status().outside)
 
 
 GOOD, ELSEWHERE, EMPTY = [[n % 7] for n in range(70)], [[100 + n % 7] for n in range(70)], [[] for _ in range(70)]
@@ -193,7 +194,7 @@ def test_new_rows_hold_the_same_whatever_is_removed_meanwhile(sweeping):
     for made, left in ((7, 90), (0, 40), (7, 20)):
         job.left = TableStats(left, 0, made, {0: left}, sweeping=sweeping, new_by_group={0: made})
         told = job.close(GOOD)
-        assert job.guards.status()["slots"]["user"]["new_rows"] == made / len(GOOD)
+        assert job.guards.status().slots["user"]["new_rows"] == made / len(GOOD)
         assert bool(told) == bool(made) == bool(job.guards.held)
 
 

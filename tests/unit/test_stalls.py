@@ -9,7 +9,7 @@ from headrace.rpc.role import serve_role
 from headrace.service.cluster.chief import ChiefConnection
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.lines import status_changes
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import StallStatus, Status, read
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.step_clock import StepClock, WaitsFor
 
@@ -39,7 +39,7 @@ def test_a_step_is_stalled_from_its_time_limit_until_it_ends():
     assert clock.step.stalled() is None
     clock.now_s += 1
     clock.step.unanswered = lambda: [1]
-    assert clock.step.stalled() == {"waits_for": "shards", "for_s": 31.0, "max_s": 30.0, "shards": [1]}
+    assert clock.step.stalled() == StallStatus(waits_for="shards", for_s=31.0, max_s=30.0, shards=[1])
     clock.step.begin(WaitsFor.TRAINERS)
     assert clock.step.stalled() is None
 
@@ -52,7 +52,7 @@ def test_a_wait_within_the_computation_counts_as_a_wait():
     clock.step.begin(WaitsFor.MODEL)
     with clock.step.awaiting(WaitsFor.SHARDS):
         clock.now_s += 31
-        assert clock.step.stalled()["waits_for"] == "shards"
+        assert clock.step.stalled().waits_for == "shards"
     assert parts == [WaitsFor.MODEL, WaitsFor.SHARDS, WaitsFor.MODEL]
 
 
@@ -67,10 +67,10 @@ def test_an_idle_trainer_is_not_stalled():
 
 def test_the_status_of_a_trainer_has_a_stalled_step():
     progress = TrainerProgress("job", max_step_s=0.0)
-    assert progress.status()["stalled"] is None
+    assert progress.status().stalled is None
     progress.step.begin(WaitsFor.PIPE)
     time.sleep(0.001)
-    assert progress.status()["stalled"]["waits_for"] == "pipe"
+    assert progress.status().stalled.waits_for == "pipe"
 
 
 @pytest.mark.parametrize("waits_for", [*WaitsFor, "worker"])

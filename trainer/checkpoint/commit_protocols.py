@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from headrace.deadline import Deadline
 from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.job_status import MirrorStatus, ObjectStatus
 
 
 class CapturedState(Protocol):
@@ -61,7 +62,7 @@ class UploadedCommits(Protocol):
         """Remove what no commit needs."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ObjectStatus:
         """For people."""
         ...
 
@@ -77,7 +78,7 @@ class CommitMirror(Protocol):
         """Names of commits that are being copied and must not be pruned."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> MirrorStatus:
         """For people."""
         ...
 

@@ -1,7 +1,6 @@
 """The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
-The content of a commit on disk is trainer.checkpoint.commits', the state of rank 0 trainer.train.commit_state's. The
-loop calls `due` and `begin` between passes; a thread writes while training continues. Imports no torch.
+The loop calls `due` and `begin` between passes; a thread writes by checkpoint.commits what train.commit_state captured.
 """
 
 import logging
@@ -30,6 +29,7 @@ from headrace.trainer.checkpoint.commits import Commit, Commits, name_of, read_c
 from headrace.trainer.checkpoint.handover import hand_over, remove_handover
 from headrace.trainer.checkpoint.pruning import prune_store
 from headrace.trainer.config import CommitSection
+from headrace.trainer.job_status import CommitStatus
 from headrace.trainer.journal.log import Log, Superseded
 
 RETRY_S = 5.0
@@ -171,21 +171,21 @@ class Committer:
         self._reap()
         return self._flight is None and (version <= self.version or version == self._handed)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> CommitStatus:
         """For people."""
         failing = self._failing
-        return {
-            "version": self.version,
-            "age_s": time.monotonic() - self._done_s,
-            "writing": self._flight is not None,
-            "rows": self._num_rows,
-            "pause_s": self._pause_s,
-            "write_s": self._write_s,
-            "failing": None if failing is None else failing[1],
-            "failing_s": 0.0 if failing is None else time.monotonic() - failing[0],
-            "mirror": None if self._mirror is None else self._mirror.status(),
-            "objects": None if self._objects is None else self._objects.status(),
-        }
+        return CommitStatus(
+            version=self.version,
+            age_s=time.monotonic() - self._done_s,
+            writing=self._flight is not None,
+            rows=self._num_rows,
+            pause_s=self._pause_s,
+            write_s=self._write_s,
+            failing=None if failing is None else failing[1],
+            failing_s=0.0 if failing is None else time.monotonic() - failing[0],
+            mirror=None if self._mirror is None else self._mirror.status(),
+            objects=None if self._objects is None else self._objects.status(),
+        )
 
     def close(self) -> None:
         """Wait for the thread, and for the commit that it is writing."""

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from headrace.blob.signature import UNSIGNED, Signature
 from headrace.deadline import Deadline
@@ -17,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.file_lock import locked
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.checkpoint.mirror import Mirror
+from headrace.trainer.job_status import MirrorStatus
 
 RETRY_S = 5.0
 """Pause after a failed upload."""
@@ -79,7 +79,7 @@ class MirrorUploader:
         with self._changed:
             return {commit.name for commit in (self._waiting, self._in_flight) if commit is not None}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> MirrorStatus:
         """For the status: last mirrored version, how long a newer one has waited, what is wrong."""
         with self._changed:
             behind_s = 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
@@ -88,7 +88,7 @@ class MirrorUploader:
                 trouble = f"behind for more than {self._max_behind_s:g} s: uploads are slower than commits"
             if not self._thread.is_alive() and self._stopping is None:
                 trouble = "the upload thread has ended because of a bug; see the log"
-            return {"version": self._version, "behind_s": behind_s, "trouble": trouble}
+            return MirrorStatus(version=self._version, behind_s=behind_s, trouble=trouble)
 
     def stop(self, deadline: Deadline) -> bool:
         """Upload the waiting commit within `deadline`, then end -> whether everything offered is in the mirror."""

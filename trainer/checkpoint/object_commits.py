@@ -27,6 +27,7 @@ from headrace.trainer.checkpoint.object_store import MANIFESTS, ObjectStore, man
 from headrace.trainer.checkpoint.part_garbage import PartKey, RetiredCommit, due, removable
 from headrace.trainer.fence.fence_records import FenceRetirement
 from headrace.trainer.fence.fence_sequence import FenceSequence
+from headrace.trainer.job_status import ObjectStatus
 
 RETIRE_S = 20.0
 """Longest wait for the record of a retirement, which holds the store's lock."""
@@ -107,9 +108,9 @@ class ObjectCommits:
             log.info("%d objects of removed commits were removed from the store", len(keys))
         return keys
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ObjectStatus:
         """For people: the last number of the fence, rank 0's uploads that wait, and all bytes uploaded."""
-        return {"fence": self._sequence.number, "uploads": self._uploading, "bytes": self._bytes}
+        return ObjectStatus(fence=self._sequence.number, uploads=self._uploading, bytes=self._bytes)
 
     def _listed(self, now_s: float, deadline: Deadline) -> list[str]:
         """The keys of objects to remove: parts first, then the manifests of retired commits."""

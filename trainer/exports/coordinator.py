@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, assert_never
 
+from msgspec import structs
+
 from headrace.deadline import Deadline
 from headrace.durable import REAL, writing
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -40,6 +42,7 @@ from headrace.trainer.exports.retention import HOLDER, held_commit, release_othe
 from headrace.trainer.exports.rollback import RollbackState, value_of
 from headrace.trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
 from headrace.trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
+from headrace.trainer.job_status import ExportStatus
 from headrace.trainer.journal.log import LogFull, Superseded
 from headrace.trainer.journal.records import (
     ActingOperation,
@@ -333,14 +336,14 @@ class ExportCoordinator:
             if name in self._streams and self._streams[name].section.rollback is not None:
                 self._streams[name].rollback = RollbackState.of_state(saved).on_timeline(self._setting.timeline)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, ExportStatus]:
         """See Decider."""
         failing = self._attempts.failing
-        return {
-            name: status_of(self._view(name), failing.get(name), time.time())
-            | ({"rollback": each.rollback.status(section)} if (section := each.section.rollback) is not None else {})
-            for name, each in self._streams.items()
-        }
+        found = {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
+        for name, each in self._streams.items():
+            if (section := each.section.rollback) is not None:
+                found[name] = structs.replace(found[name], rollback=each.rollback.status(section))
+        return found
 
     # -- commits
 

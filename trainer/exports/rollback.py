@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from headrace.trainer.guard_config import RollbackSection
+from headrace.trainer.job_status import RollbackStatus
 
 MAX_PROMOTED = 64
 """Promoted exports that are remembered; older ones are no longer gone back to."""
@@ -139,21 +140,21 @@ class RollbackState:
             return self
         return RollbackState(values=self.values, last=self.last)
 
-    def status(self, section: RollbackSection) -> dict[str, Any]:
-        """For people, as JSON-able data."""
+    def status(self, section: RollbackSection) -> RollbackStatus:
+        """For people."""
         level = self.level(section)
-        return {
-            "metric": section.metric,
-            "level": level,
-            "bound": None if level is None else _bound(section, level),
-            "value": self.last,
-            "fallen_closes": max(0, self.streak),
-            "stuck": not self.active and self.streak >= section.closes,
-            "back": self.active or None,
-            "since": self.since if self.active else None,
-            "current": self.pointed or None,
-            "trouble": self.trouble or None,
-        }
+        return RollbackStatus(
+            metric=section.metric,
+            level=level,
+            bound=None if level is None else _bound(section, level),
+            value=self.last,
+            fallen_closes=max(0, self.streak),
+            stuck=not self.active and self.streak >= section.closes,
+            back=self.active or None,
+            since=self.since if self.active else None,
+            current=self.pointed or None,
+            trouble=self.trouble or None,
+        )
 
 
 def has_fallen(section: RollbackSection, level: float, value: float) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from headrace.codec import typed
+from headrace.trainer.job_status import ExportStatus, LastExport
+
 Body = Mapping[str, Any]
 Kind = Literal["base", "delta"]
 SHARED = ("address", "tables", "dtype", "base_threshold", "delta_threshold", "delta_keep_days")
@@ -158,23 +161,23 @@ def arithmetic_of(fingerprint: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def status_of(chain: ExportStreamState, failing: tuple[float, str] | None, now_s: float) -> dict[str, Any]:
-    """The stream's exports as the status shows them, as JSON-able data.
+def status_of(chain: ExportStreamState, failing: tuple[float, str] | None, now_s: float) -> ExportStatus:
+    """The stream's exports as the status shows them.
 
     `failing`: an export that will be tried again: since when on the monotonic clock, and its error.
     """
     newest, flight, ended = chain.newest, chain.flight, chain.ended
     tried_s = None if failing is None else time.monotonic() - failing[0]
     given_up_s = 0.0 if chain.failed_since_s is None else max(0.0, now_s - chain.failed_since_s)
-    return {
-        "version": None if newest is None else newest.version,
-        "name": None if newest is None else newest.name,
-        "kind": None if newest is None else newest.kind,
-        "age_s": None if chain.ended_complete_s is None else max(0.0, now_s - chain.ended_complete_s),
-        "making": None if flight is None else flight.name,
-        "failing": chain.failed or None if failing is None else failing[1],
-        "failing_s": given_up_s if tried_s is None else tried_s,
-        "failed_gates": list(ended.get("failed_gates", ())),
-        "command_error": ended.get("command_error"),
-        "last": {key: ended.get(key) for key in ("id", "name", "outcome", "error", "current")} if ended else None,
-    }
+    return ExportStatus(
+        version=None if newest is None else newest.version,
+        name=None if newest is None else newest.name,
+        kind=None if newest is None else newest.kind,
+        age_s=None if chain.ended_complete_s is None else max(0.0, now_s - chain.ended_complete_s),
+        making=None if flight is None else flight.name,
+        failing=chain.failed or None if failing is None else failing[1],
+        failing_s=given_up_s if tried_s is None else tried_s,
+        failed_gates=list(ended.get("failed_gates", ())),
+        command_error=ended.get("command_error"),
+        last=typed(LastExport, ended, "the end of an export") if ended else None,
+    )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
+from msgspec.structs import replace
+
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.schema import NUM_GROUPS, Schema, Slot
 from headrace.deadline import Deadline
@@ -29,6 +31,7 @@ from headrace.pserver.protocol.table_operations import (
     TableOperation,
 )
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
@@ -155,8 +158,8 @@ class Decider(Protocol):
         """Continue from a commit; before any replay."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """For people, as JSON-able data; from any thread."""
+    def status(self) -> object:
+        """For people: the field of OperationsStatus with its name, None without such a field; from any thread."""
         ...
 
 
@@ -259,11 +262,13 @@ class OperationRunner:
             "deciders": {decider.name: decider.state() for decider in self._deciders},
         }
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> OperationsStatus:
         """For people."""
-        deciders = {decider.name: decider.status() for decider in self._deciders}
+        deciders = {decider.name: status for decider in self._deciders if (status := decider.status()) is not None}
         logged = [encode(each) for each in self._waiting]
-        return {"logged": logged, "acted": list(self._acted[-MAX_SHOWN:]), **deciders}
+        return replace(
+            OperationsStatus(logged=logged, acted=[dict(each) for each in self._acted[-MAX_SHOWN:]]), **deciders
+        )
 
     @property
     def overrides(self) -> Overrides:

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from headrace.errors import HeadraceError, NotYet
+from headrace.trainer.job_status import ResizeStatus
 from headrace.trainer.journal.records import ActingOperation, ResizeOperation
 from headrace.trainer.rank0.operations import ClosingPass, Request
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
@@ -218,23 +219,22 @@ class ResizePreparation:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider."""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> None:
         """See Decider: `progress` has it."""
-        return {}
 
-    def progress(self) -> dict[str, Any] | None:
+    def progress(self) -> ResizeStatus | None:
         """The resize that is being prepared, for people and for the launcher; None without one. Any thread."""
         pending, committer = self._pending, self._committer
         if pending is None:
             return None
         waits = "waiting for a close" if pending.since is None else pending.moved.state
-        return {
-            "id": pending.id,
-            "shards": pending.keys[SHARDS],
-            "trainers": pending.keys[TRAINERS],
-            "for_s": time.monotonic() - pending.begun_s,
-            "state": "handing over" if self._logged else waits,
-            "may_begin": pending.since is not None,
-            "moved": pending.moved.version,
-            "committed": 0 if committer is None else committer.version,
-        }
+        return ResizeStatus(
+            id=pending.id,
+            shards=pending.keys[SHARDS],
+            trainers=pending.keys[TRAINERS],
+            for_s=time.monotonic() - pending.begun_s,
+            state="handing over" if self._logged else waits,
+            may_begin=pending.since is not None,
+            moved=pending.moved.version,
+            committed=0 if committer is None else committer.version,
+        )

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 
+from headrace.codec import typed
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -18,6 +19,7 @@ from headrace.pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
 from headrace.pserver.server.commands import SurveyShrink
+from headrace.trainer.job_status import HeldShrink, ShrinkingStatus
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
@@ -163,9 +165,10 @@ class Shrinks:
         self._due = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
         self._held = {name: facts for name, facts in state.get("held", {}).items() if name in tables}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ShrinkingStatus:
         """See Decider: the tables that wait for an operator, with the command that allows their shrink."""
-        return {"held": dict(self._held), "counting": sorted(self._due)}
+        held = {name: typed(HeldShrink, facts, "a held shrink") for name, facts in self._held.items()}
+        return ShrinkingStatus(held=held, counting=sorted(self._due))
 
     def _advance(self, day: int, version: int) -> None:
         """A new day: tables with a rule are due for a shrink; held ones are counted again."""

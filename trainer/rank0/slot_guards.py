@@ -8,10 +8,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from headrace.codec import typed
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
 from headrace.pserver.protocol.shards import TableStats
 from headrace.trainer.guard_config import GuardAction, GuardsSection
+from headrace.trainer.job_status import GuardsStatus, SlotOutsideBounds
 from headrace.trainer.journal.records import ActingOperation
 from headrace.trainer.rank0.operations import ClosingPass, Request
 from headrace.trainer.rank0.slot_bounds import SlotCounts, as_state, figures_of, of_state, outside, slots_of, summed
@@ -113,9 +115,10 @@ class SlotGuards:
         self._figures = {name: each for name, each in state.get("figures", {}).items() if name in self._slots}
         self._outside = {name: each for name, each in state.get("outside", {}).items() if name in self._slots}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> GuardsStatus:
         """See Decider: figures by slot, and the slots outside their bounds."""
-        return {"slots": dict(self._figures), "outside": dict(self._outside)}
+        outside = {name: typed(SlotOutsideBounds, each, "a slot") for name, each in self._outside.items()}
+        return GuardsStatus(slots={name: dict(each) for name, each in self._figures.items()}, outside=outside)
 
     def _remember(self, counts: dict[str, SlotCounts]) -> None:
         """Add a pass to the reference; blocks leave once the others have `window` passes."""

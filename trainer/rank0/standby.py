@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
@@ -19,6 +18,7 @@ from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import Shards
 from headrace.trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
 from headrace.trainer.checkpoint.handover import acted_in, handed_over
+from headrace.trainer.job_status import Status
 from headrace.trainer.rank0.resizing import Moved
 
 LOOK_S = 0.01
@@ -49,9 +49,9 @@ class Standby:
         """The state that the generation before handed over in place of a last commit, once `follow` returns."""
         self._last: Future[None] | None = None
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """For the launcher, until the generation is claimed."""
-        return {"state": "standby", "moved": asdict(self._moved)}
+        return Status(state="standby", moved=asdict(self._moved))
 
     def end(self) -> None:
         """Give up."""

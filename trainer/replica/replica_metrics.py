@@ -77,12 +77,12 @@ class _FreshnessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The freshness histogram."""
-        found = self._delays.message()
+        found = self._delays.totals()
         yield HistogramMetricFamily(
             f"{PREFIX}freshness_seconds",
             "From events' times to their being servable; the newest's alone, where a version does not tell all",
-            buckets=[tuple(each) for each in found["buckets"]],
-            sum_value=found["sum_s"],
+            buckets=found.buckets,
+            sum_value=found.sum_s,
         )
 
 

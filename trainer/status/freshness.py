@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.trainer.job_status import LearningDelay
+
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -111,11 +113,11 @@ class DelayHistogram:
         np.add.at(self._counts, np.searchsorted(BOUNDS_S, delay_s_G), times.count_G)
         self._sum_s += float(delay_s_G @ times.count_G)
 
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data. `buckets` are as in Prometheus: upper bound, and count up to it."""
+    def totals(self) -> LearningDelay:
+        """As Prometheus has it: by upper bound, the count up to it."""
         upto = np.cumsum(self._counts).tolist()
         bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
-        return {"buckets": [list(each) for each in zip(bounds, upto, strict=True)], "sum_s": self._sum_s}
+        return LearningDelay(buckets=list(zip(bounds, upto, strict=True)), sum_s=self._sum_s)
 
 
 class Freshness:
@@ -136,12 +138,12 @@ class Freshness:
         self._times = EventTimes.joined([EventTimes.of_message(message) for message in messages])
         self._counts = counts and len(self._times.oldest_s_G) > 0 and self._live(float(self._times.oldest_s_G[-1]))
 
-    def closed(self, now_s: float) -> dict[str, Any] | None:
-        """The pass is closed. Returns the histogram since the start as DelayHistogram.message; None in a replay."""
+    def closed(self, now_s: float) -> LearningDelay | None:
+        """The pass is closed. Returns the histogram since the start; None in a replay."""
         if self._counts:
             self._learnt.add(self._times, now_s)
             self._counts, self._any = False, True
-        return self._learnt.message() if self._any else None
+        return self._learnt.totals() if self._any else None
 
     def age_s(self, newest_s: float, now_s: float) -> float | None:
         """Seconds since the newest event of a pass; None in a replay."""

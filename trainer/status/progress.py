@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.status.step_clock import StepClock
 from headrace.trainer.status.time_spent import TimeSpent, advice, pipe_wait
@@ -93,7 +96,8 @@ class TrainerProgress:
         """Time that the loop spends on each part of its work."""
         self.step.goes_on = self.spent.goes_on
         self._closes = deque([_Moment(self._begin_s, 0, 0, {})])
-        self._said: dict[str, Any] = {}
+        self._closed = Status()
+        """Figures of the last close."""
         self.state = "starting"
         self.current = 0
         """The pass in progress, or the last one."""
@@ -107,8 +111,8 @@ class TrainerProgress:
         self.num_planned = 0
         """Positions of all planned passes."""
         self.positions: dict[str, int] = {}
-        self.says: Callable[[], Mapping[str, Any]] = dict
-        """Returns further lines of the status; called at each status."""
+        self.with_more: Callable[[Status], Status] = lambda status: status
+        """Adds the figures of other parts to a status; called at each one."""
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
         self.left_out: dict[str, int] = {}
@@ -141,8 +145,8 @@ class TrainerProgress:
         """Mark the numbers up to this one as used by plans, which may be void: they are not used again."""
         self.last_planned = max(self.last_planned, number)
 
-    def closed(self, plan: PassPlan, reading: PassReading, said: Mapping[str, Any]) -> None:
-        """A pass is closed. `said`: further lines of the status."""
+    def closed(self, plan: PassPlan, reading: PassReading, figures: Status) -> None:
+        """A pass is closed. `figures`: a status with those of the close."""
         with self._lock:
             self.version = plan.number
             self.num_positions += plan.num_positions
@@ -155,7 +159,7 @@ class TrainerProgress:
                 self.left_out[reason] = self.left_out.get(reason, 0) + count
             self.clicks.add(reading)
             self.first_of = {**reading.first_of, **self.first_of}
-            self._said = dict(said)
+            self._closed = figures
             now_s = time.monotonic()
             self._closes.append(_Moment(now_s, self.num_events, self.num_samples, self.spent.seconds()))
             while len(self._closes) > 2 and self._closes[0].at_s < now_s - RATE_WINDOW_S:
@@ -189,7 +193,7 @@ class TrainerProgress:
         """Seconds since the start."""
         return time.monotonic() - self._begin_s
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """The status that the Role service answers."""
         with self._lock:
             first, last = self._closes[0], self._closes[-1]
@@ -197,29 +201,27 @@ class TrainerProgress:
             spent_s = self.spent.seconds()
             moving = last is not first and time.monotonic() - last.at_s < 2 * RATE_WINDOW_S
             waited = pipe_wait(first.spent_s, last.spent_s) if moving else None
-            return (
-                {
-                    "job": self._job,
-                    "state": self.state,
-                    "pass": self.current,
-                    "version": self.version,
-                    "learning": self.learning,
-                    "events": self.num_events,
-                    "samples": self.num_samples,
-                    "rejected": dict(self.rejected),
-                    "left_out": dict(self.left_out),
-                    "clicks_unmatched": self.clicks.share_unmatched,
-                    "skipped_steps": self.skipped_steps,
-                    "events_per_s": (last.num_events - first.num_events) / elapsed_s if moving else 0.0,
-                    "samples_per_s": (last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,
-                    "positions": dict(self.positions),
-                    "wall_s": self.wall_s,
-                    "idle_s": None if self._idle_since_s is None else time.monotonic() - self._idle_since_s,
-                    "stalled": self.step.stalled(),
-                    "time_s": spent_s,
-                    "pipe_wait": waited,
-                    "advice": advice(spent_s, waited) or None,
-                }
-                | self._said
-                | dict(self.says())
+            status = replace(
+                self._closed,
+                job=self._job,
+                state=self.state,
+                pass_number=self.current,
+                version=self.version,
+                learning=self.learning,
+                events=self.num_events,
+                samples=self.num_samples,
+                rejected=dict(self.rejected),
+                left_out=dict(self.left_out),
+                clicks_unmatched=self.clicks.share_unmatched,
+                skipped_steps=self.skipped_steps,
+                events_per_s=(last.num_events - first.num_events) / elapsed_s if moving else 0.0,
+                samples_per_s=(last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,
+                positions=dict(self.positions),
+                wall_s=self.wall_s,
+                idle_s=None if self._idle_since_s is None else time.monotonic() - self._idle_since_s,
+                stalled=self.step.stalled(),
+                time_s=spent_s,
+                pipe_wait=waited,
+                advice=advice(spent_s, waited) or None,
             )
+            return self.with_more(status)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.pserver.protocol.shards import ShardFigures
 from headrace.traffic import Links
+from headrace.trainer.job_status import RankWaits, Status
 from headrace.trainer.status.straggler import WaitTotals, straggler
 
 F64 = NDArray[np.float64]
@@ -32,9 +34,13 @@ class RankFigures:
         self._moments = deque([WaitTotals(clock(), np.zeros((world, world)), [{}] * world)], RECENT_PASSES)
 
     def closed(
-        self, messages: Sequence[Mapping[str, Any]], in_collectives_s: F64, shards: Sequence[ShardFigures]
-    ) -> dict[str, Any]:
-        """Lines of the status after a close. `messages`: "links" and "spent_s" of each rank."""
+        self,
+        status: Status,
+        messages: Sequence[Mapping[str, Any]],
+        in_collectives_s: F64,
+        shards: Sequence[ShardFigures],
+    ) -> Status:
+        """The status with these figures after a close. `messages`: "links" and "spent_s" of each rank."""
         links = {
             f"trainer-{rank}": _with_waits(each["links"], in_collectives_s[rank]) for rank, each in enumerate(messages)
         }
@@ -44,17 +50,18 @@ class RankFigures:
         now = WaitTotals(self._clock(), waited_s, [each["spent_s"] for each in messages])
         before, first, recent = self._moments[-1], self._moments[0], len(self._moments)
         self._moments.append(now)
-        return {
-            "links": {worker: peers for worker, peers in links.items() if peers},
-            "waits": {
-                "last": _rounded(waited_s - before.waited_s),
-                "recent": _rounded(waited_s - first.waited_s),
-                "recent_passes": recent,
-                "recent_s": round(now.at_s - first.at_s, 3),
-            },
-            "straggler": straggler(first, now, recent),
-            "staleness_steps": _apart([each.apart for each in shards if each.apart]),
-        }
+        return replace(
+            status,
+            links={worker: peers for worker, peers in links.items() if peers},
+            waits=RankWaits(
+                last=_rounded(waited_s - before.waited_s),
+                recent=_rounded(waited_s - first.waited_s),
+                recent_passes=recent,
+                recent_s=round(now.at_s - first.at_s, 3),
+            ),
+            straggler=straggler(first, now, recent),
+            staleness_steps=_apart([each.apart for each in shards if each.apart]),
+        )
 
 
 def _with_waits(links: Links, waited_s: NDArray[np.float64]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+
+from headrace.trainer.job_status import StallStatus
 
 STALL_SHARE = 0.25
 """A step that has taken this share of `train.step_deadline` is stalled."""
@@ -78,10 +79,10 @@ class StepClock:
         """The last step of this rank is applied."""
         self.pass_s = self._now() - self._pass_since_s
 
-    def stalled(self) -> dict[str, Any] | None:
-        """The status of a stalled step; None if no step is stalled."""
+    def stalled(self) -> StallStatus | None:
+        """The stalled step; None if no step is stalled."""
         at = self._at
         if at is None or (for_s := self._now() - at[0]) <= self._max_step_s:
             return None
-        facts = {"waits_for": at[1].value, "for_s": for_s, "max_s": self._max_step_s}
-        return facts | ({"shards": list(self.unanswered())} if at[1] in (WaitsFor.SHARDS, WaitsFor.CLOSE) else {})
+        shards = list(self.unanswered()) if at[1] in (WaitsFor.SHARDS, WaitsFor.CLOSE) else []
+        return StallStatus(waits_for=at[1].value, for_s=for_s, max_s=self._max_step_s, shards=shards)

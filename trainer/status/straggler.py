@@ -1,11 +1,12 @@
 """The rank that the others wait for longest, with the likely reason. Pure; nothing is decided by it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.trainer.job_status import StragglerStatus
 from headrace.trainer.status.time_spent import LoopPart
 
 LEAST_SHARE = 0.05
@@ -32,7 +33,7 @@ class WaitTotals(NamedTuple):
     """By rank: seconds by part."""
 
 
-def straggler(first: WaitTotals, now: WaitTotals, num_passes: int) -> dict[str, Any] | None:
+def straggler(first: WaitTotals, now: WaitTotals, num_passes: int) -> StragglerStatus | None:
     """The rank that is waited for longest between two closes; None if no rank is waited for much."""
     waited_s, length_s = now.waited_s - first.waited_s, now.at_s - first.at_s
     longest_s = waited_s.max(axis=0)
@@ -44,13 +45,13 @@ def straggler(first: WaitTotals, now: WaitTotals, num_passes: int) -> dict[str, 
     share = float(longest_s[rank] / length_s)
     waits = ", ".join(f"rank {r} waits {seconds:.2g} s a pass" for r, seconds in by_rank.items())
     why = NO_REASON if part is None else REASONS[part]
-    return {
-        "rank": rank,
-        "share": round(share, 4),
-        "waits_s": {r: round(seconds, 6) for r, seconds in by_rank.items()},
-        "part": None if part is None else part.value,
-        "text": f"rank {rank} is waited for {share:.0%} of the time ({waits}): {why}",
-    }
+    return StragglerStatus(
+        rank=rank,
+        share=round(share, 4),
+        waits_s={r: round(seconds, 6) for r, seconds in by_rank.items()},
+        part=None if part is None else part.value,
+        text=f"rank {rank} is waited for {share:.0%} of the time ({waits}): {why}",
+    )
 
 
 def _reason(first: WaitTotals, now: WaitTotals, rank: int, waited_s: float) -> LoopPart | None:

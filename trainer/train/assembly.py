@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from headrace.blob.signature import Signature
@@ -54,6 +55,7 @@ from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.fence.head_contact import watched
+from headrace.trainer.job_status import Status
 from headrace.trainer.journal.log import Log
 from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.rank0.object_head import ObjectHead
@@ -371,15 +373,13 @@ def _committing(
         # a rerun needs a commit where the number of trainers changes
         committer.begins_after(handed.version, at_once=handed.manifest["world"] != config.world)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.says = partial(_status_lines, config, rank0, shards, committer, changed)
+    holders.progress.with_more = partial(_with_rank0, config, rank0, shards, committer, changed)
     try:
         yield committer
     finally:
         committer.close()
         if mirror is not None and not mirror.stop(Deadline.after(MIRROR_END_S)):
-            log.warning(
-                "the mirror lacks the last commit: the next run uploads it first; %s", mirror.status()["trouble"]
-            )
+            log.warning("the mirror lacks the last commit: the next run uploads it first; %s", mirror.status().trouble)
 
 
 def _changes_since(rank0: RankZero, exporting: ExportCoordinator) -> int | None:
@@ -440,27 +440,28 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
     return changed
 
 
-def _status_lines(
-    config: WorkerConfig, rank0: RankZero, shards: Shards, committer: Committer, changed: Sequence[str]
-) -> dict[str, Any]:
-    """Rank 0: lines of the status about log, operations, commits and recovery."""
+def _with_rank0(
+    config: WorkerConfig, rank0: RankZero, shards: Shards, committer: Committer, changed: Sequence[str], status: Status
+) -> Status:
+    """Rank 0: the status with the figures of log, operations, commits and recovery."""
     beginning, chronicle = rank0.beginning, rank0.chronicle
-    return {
-        "generation": config.generation,
-        "interface": None if config.interface == LOOPBACK_INTERFACE else config.interface,
-        "refused": dict(Counter(refusals.PROCESS.counts()) + Counter(shards.refused())),
-        "timeline": beginning.timeline,
-        "commit": committer.status(),
-        "restored": None if beginning.base is None else beginning.base.name,
-        "passed_over": dict(beginning.passed_over),
-        "forked": chronicle.forked or bool(changed),
-        "trouble": chronicle.trouble or rank0.trouble(),
-        "missing": "; ".join(chronicle.missing),
-        "operations": rank0.operator.status(),
-        "overrides": dict(rank0.operator.overrides),
-        "workers": {"trainers": config.world, "shards": len(config.shards)},
-        "resizing": None if rank0.resizing is None else rank0.resizing.progress(),
-    }
+    return replace(
+        status,
+        generation=config.generation,
+        interface=None if config.interface == LOOPBACK_INTERFACE else config.interface,
+        refused=dict(Counter(refusals.PROCESS.counts()) + Counter(shards.refused())),
+        timeline=beginning.timeline,
+        commit=committer.status(),
+        restored=None if beginning.base is None else beginning.base.name,
+        passed_over=dict(beginning.passed_over),
+        forked=chronicle.forked or bool(changed),
+        trouble=chronicle.trouble or rank0.trouble(),
+        missing="; ".join(chronicle.missing),
+        operations=rank0.operator.status(),
+        overrides=dict(rank0.operator.overrides),
+        workers={"trainers": config.world, "shards": len(config.shards)},
+        resizing=None if rank0.resizing is None else rank0.resizing.progress(),
+    )
 
 
 def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, identity: Identity | None) -> Ranks:

@@ -8,8 +8,10 @@ from datetime import date
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from headrace.codec import typed
 from headrace.dataset.loader.batch_loader import Loader, PassTally
 from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters
 from headrace.dataset.samples.slot_counters import SlotCounters
@@ -22,6 +24,7 @@ from headrace.pserver.rows.digest import add
 from headrace.trainer.collectives.ranks import gather_messages, on_rank_0
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.job_status import MetricsStatus, Status, TableStatus
 from headrace.trainer.journal.pass_plan import PassPlan, num_positions
 from headrace.trainer.journal.records import PassClose
 from headrace.trainer.rank0.operations import ClosingPass, RankUpdate
@@ -164,7 +167,10 @@ class PassCloser:
         self._pass_days: Sequence[int] = ()
         self._pass_signals: Sequence[str] = ()
         """Rank 0: see ClosingPass.days and .signals."""
-        self._said: dict[str, Any] = {}
+        self._shown = Status()
+        """The status, with the figures of the last close."""
+        self._metrics: Mapping[str, Any] = {}
+        """The metrics of the last pass that had events."""
         self._heard: Sequence[Mapping[str, Any]] = ()
         """Rank 0: messages of all ranks at the last close."""
         self._figures = RankFigures(ranks.world)
@@ -210,47 +216,49 @@ class PassCloser:
         reading: PassReading,
         metrics: Mapping[str, Any],
         times_s: tuple[float, float] | None,
-    ) -> Mapping[str, Any]:
-        """Lines of the status; an empty pass updates only those that it may change."""
-        self._said |= {
-            "day": self._day,
-            "dense_lr": self._rate.value,
-            "tables": {
-                name: {
-                    "rows": stats.num_rows,
-                    "bytes": stats.num_bytes,
-                    "new_rows": stats.new_rows,
-                    "unadmitted": stats.unadmitted,
-                    "dirty_rows": stats.dirty_rows,
-                    "rows_by_slot": (rows := self._rows_by_slot(name, stats)),
-                    "bytes_by_slot": {
-                        slot: stats.num_bytes * num // max(1, stats.num_rows) for slot, num in rows.items()
-                    },
-                }
-                for name, stats in self._stats.items()
-            },
-        }
+    ) -> Status:
+        """The status with the figures of the close; an empty pass changes only some of them."""
+        tables = {name: self._table_status(name, stats) for name, stats in self._stats.items()}
+        shown = replace(self._shown, day=self._day, dense_lr=self._rate.value, tables=tables)
         if plan.num_positions:
-            self._said |= {
-                "metrics": metrics,
-                "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
-                "slots": self._slots_of_life() if self._operator is not None else {},
-                "freshness_s": None if times_s is None else self.freshness.age_s(times_s[1], time.time()),
-                "event_span_s": self._span(times_s),
-                "learning_delay": self.freshness.closed(time.time()),
-            }
+            self._metrics = metrics
+            shown = replace(
+                shown,
+                metrics=typed(MetricsStatus, metrics, "the metrics of a pass"),
+                loss=metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
+                slots=self._slots_of_life() if self._operator is not None else {},
+                freshness_s=None if times_s is None else self.freshness.age_s(times_s[1], time.time()),
+                event_span_s=self._span(times_s),
+                learning_delay=self.freshness.closed(time.time()),
+            )
         if self._planner is not None:
-            self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
-            self._said["jumped"] = self._planner.jumped
-            self._said["late"] = self._planner.num_late
+            shown = replace(
+                shown,
+                lag=self._planner.lag(self._progress.positions | plan.positions()),
+                jumped=self._planner.jumped,
+                late=self._planner.num_late,
+            )
         if self._heard:
-            self._said |= self._figures.closed(self._heard, self._ranks.waited_s(), self._shards.figures())
-        return self._said
+            shown = self._figures.closed(shown, self._heard, self._ranks.waited_s(), self._shards.figures())
+        self._shown = shown
+        return shown
 
-    def _span(self, times_s: tuple[float, float] | None) -> dict[str, float] | None:
-        """Rank 0: span of event times in the pass, and the largest in any pass; None without event time."""
+    def _table_status(self, name: str, stats: TableStats) -> TableStatus:
+        rows = self._rows_by_slot(name, stats)
+        return TableStatus(
+            rows=stats.num_rows,
+            bytes=stats.num_bytes,
+            new_rows=stats.new_rows,
+            unadmitted=stats.unadmitted,
+            dirty_rows=stats.dirty_rows,
+            rows_by_slot=rows,
+            bytes_by_slot={slot: stats.num_bytes * num // max(1, stats.num_rows) for slot, num in rows.items()},
+        )
+
+    def _span(self, times_s: tuple[float, float] | None) -> dict[str, float]:
+        """Rank 0: span of event times in the pass, and the largest in any pass; {} without event time."""
         if times_s is None:
-            return None
+            return {}
         span_s = times_s[1] - times_s[0]
         self._max_span_s = max(span_s, self._max_span_s or 0.0)
         return {"last": span_s, "max": self._max_span_s}
@@ -286,9 +294,7 @@ class PassCloser:
             wall_s=time.time(),
             stats=self._stats,
             positions=self._progress.positions | plan.positions(),
-            metrics=metrics
-            or self._said.get("metrics")
-            or self._observer.report(),  # the restored ones, if there are no new ones
+            metrics=metrics or self._metrics or self._observer.report(),  # the restored ones, if there are no new ones
             num_samples=reading.num_samples,
             ended=plan.last,
             days=self._pass_days,

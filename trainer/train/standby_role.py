@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.errors import NotYet
+from headrace.trainer.job_status import Status
 from headrace.trainer.rank0.standby import Standby
 from headrace.trainer.train.assembly import Trainer
 
@@ -26,11 +29,11 @@ class StandbyRole:
         """The trainer ends: nothing is answered any more."""
         self._trainer = None
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Status:
         """See headrace.rpc.role.serve_role, as the others."""
         if self._trainer is not None:
             return self._trainer.parts.progress.status()
-        return {"generation": self._generation, **self._standby.status()}
+        return replace(self._standby.status(), generation=self._generation)
 
     def drain(self) -> None:
         """End after the present pass; without one, at once, but not before what was handed over is committed."""
