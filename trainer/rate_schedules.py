@@ -1,26 +1,40 @@
-"""Schedules of a learning rate: sections of the job spec, and the share of the rate at a count. Pure functions.
+"""Schedules of a learning rate: sections of the job spec, each with the share of the rate at a count, a pure function.
 
 A schedule counts samples that were learnt, or versions: the passes before. Only + - * / and square root are used, so
 bits agree between machines. Imports no torch.
 """
 
 import math
-from typing import Annotated, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from headrace.config import Count, PositiveCount, Section
 from headrace.pserver.config import NotNegative, Rate
+from headrace.registry import Registry
 
 
-class Constant(Section):
+class RateSchedule(Section):
+    """The shares of a learning rate."""
+
+    def share(self, count: int) -> float:
+        """The factor of the rate after `count` samples or versions."""
+        raise NotImplementedError
+
+
+class Constant(RateSchedule):
     """Always the rate itself."""
 
     kind: Literal["constant"] = "constant"
     """Constant."""
 
+    @override
+    def share(self, count: int) -> float:
+        return 1.0
 
-class CountedSchedule(Section):
+
+class CountedSchedule(RateSchedule):
     """A schedule that depends on a count."""
 
     counts: Literal["samples", "versions"] = "samples"
@@ -43,6 +57,17 @@ class DecaySchedule(CountedSchedule):
             raise ValueError(f"total = {self.total} is not above warmup = {self.warmup}: no count is left to fall")
         return self
 
+    @override
+    def share(self, count: int) -> float:
+        if count < self.warmup:
+            return count / self.warmup
+        done = min(1.0, (count - self.warmup) / (self.total - self.warmup))
+        return self.final + (1.0 - self.final) * self.left(done)
+
+    def left(self, done: float) -> float:
+        """The part of the fall that is still to come, 1 to 0, when `done` of its counts, 0 to 1, have passed."""
+        raise NotImplementedError
+
 
 class WarmupLinear(DecaySchedule):
     """Rises, then falls along a line."""
@@ -50,12 +75,20 @@ class WarmupLinear(DecaySchedule):
     kind: Literal["warmup_linear"]
     """Linear."""
 
+    @override
+    def left(self, done: float) -> float:
+        return 1.0 - done
+
 
 class WarmupCosine(DecaySchedule):
     """Rises along a line, then falls along half a cosine (Loshchilov, Hutter 2017)."""
 
     kind: Literal["warmup_cosine"]
     """Cosine."""
+
+    @override
+    def left(self, done: float) -> float:
+        return half_cosine(done)
 
 
 class Exponential(CountedSchedule):
@@ -67,6 +100,10 @@ class Exponential(CountedSchedule):
     """Factor of the rate,"""
     every: PositiveCount
     """after each such count."""
+
+    @override
+    def share(self, count: int) -> float:
+        return power(self.factor, count // self.every)
 
 
 class Piecewise(CountedSchedule):
@@ -87,6 +124,10 @@ class Piecewise(CountedSchedule):
             raise ValueError(f"there are {len(self.shares)} shares; {len(self.at)} counts need {len(self.at) + 1}")
         return self
 
+    @override
+    def share(self, count: int) -> float:
+        return self.shares[sum(count >= at for at in self.at)]
+
 
 class InverseSqrt(CountedSchedule):
     """Rises, then falls with the square root of the count (Vaswani et al. 2017)."""
@@ -96,31 +137,9 @@ class InverseSqrt(CountedSchedule):
     warmup: PositiveCount
     """The share rises from 0 to 1 over this count, and is half of that at four times the count."""
 
-
-Schedule = Annotated[
-    Constant | WarmupLinear | WarmupCosine | Exponential | Piecewise | InverseSqrt, Field(discriminator="kind")
-]
-
-
-def share_at(schedule: Schedule, count: int) -> float:
-    """The factor of the learning rate after `count` samples or versions."""
-    match schedule:
-        case Constant():
-            return 1.0
-        case WarmupLinear() | WarmupCosine():
-            if count < schedule.warmup:
-                return count / schedule.warmup
-            done = min(1.0, (count - schedule.warmup) / (schedule.total - schedule.warmup))
-            left = 1.0 - done if isinstance(schedule, WarmupLinear) else half_cosine(done)
-            return schedule.final + (1.0 - schedule.final) * left
-        case Exponential():
-            return power(schedule.factor, count // schedule.every)
-        case Piecewise():
-            return schedule.shares[sum(count >= at for at in schedule.at)]
-        case InverseSqrt():
-            return count / schedule.warmup if count < schedule.warmup else math.sqrt(schedule.warmup / count)
-        case _:
-            assert_never(schedule)
+    @override
+    def share(self, count: int) -> float:
+        return count / self.warmup if count < self.warmup else math.sqrt(self.warmup / count)
 
 
 def half_cosine(x: float) -> float:
@@ -141,3 +160,23 @@ def power(base: float, exponent: int) -> float:
             result *= base
         base, exponent = base * base, exponent >> 1
     return result
+
+
+SCHEDULES = Registry(
+    kind="schedule",
+    group="headrace.schedules",
+    base=RateSchedule,
+    own={
+        "constant": "trainer.rate_schedules:Constant",
+        "warmup_linear": "trainer.rate_schedules:WarmupLinear",
+        "warmup_cosine": "trainer.rate_schedules:WarmupCosine",
+        "exponential": "trainer.rate_schedules:Exponential",
+        "piecewise": "trainer.rate_schedules:Piecewise",
+        "inverse_sqrt": "trainer.rate_schedules:InverseSqrt",
+    },
+)
+
+if TYPE_CHECKING:
+    Schedule = RateSchedule
+else:
+    Schedule = SCHEDULES.union()

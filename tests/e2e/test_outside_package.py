@@ -32,6 +32,9 @@ dim = 4
 name = "deepfm"
 [model.settings]
 hidden = [8]
+[dense.schedule]
+kind = "steps"
+first = 150
 [store]
 path = "store"
 """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from torch.optim import lr_scheduler
 
-from headrace.trainer.rate_schedules import Schedule, half_cosine, power, share_at
+from headrace.trainer.rate_schedules import Schedule, half_cosine, power
 
 SCHEDULE = TypeAdapter(Schedule)
 
@@ -75,20 +75,20 @@ def test_a_schedule_is_that_of_torch_within_a_millionth(name):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     theirs = build(optimizer)
     for count in range(51):
-        assert 0.5 * share_at(ours, count) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6), count
+        assert 0.5 * ours.share(count) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6), count
         theirs.step()
 
 
 @given(st.integers(0, 1 << 40))
 def test_every_share_is_a_finite_number_that_is_not_negative(count):
     for ours, _ in THEIRS.values():
-        assert 0 <= share_at(ours, count) <= 1
-        assert share_at(ours, count) == share_at(ours, count)
+        assert 0 <= ours.share(count) <= 1
+        assert ours.share(count) == ours.share(count)
 
 
 def test_a_schedule_stays_at_its_final_share():
-    assert share_at(schedule("warmup_cosine", total=50, final=0.1), 1 << 40) == 0.1
-    assert share_at(schedule("warmup_linear", total=50), 50) == share_at(schedule("warmup_linear", total=50), 99) == 0
+    assert schedule("warmup_cosine", total=50, final=0.1).share(1 << 40) == 0.1
+    assert schedule("warmup_linear", total=50).share(50) == schedule("warmup_linear", total=50).share(99) == 0
 
 
 @given(st.floats(0, 1))

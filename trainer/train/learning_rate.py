@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.rate_schedules import Constant, Schedule, share_at
+from headrace.trainer.rate_schedules import Constant, CountedSchedule, Schedule
 
 SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
@@ -33,10 +33,10 @@ class LearningRate:
     @property
     def value(self) -> float:
         """The rate of the next step."""
-        if isinstance(self._schedule, Constant):
+        if not isinstance(self._schedule, CountedSchedule):
             return self._base
         count = self._num_samples if self._schedule.counts == "samples" else self._num_versions
-        return self._base * share_at(self._schedule, count)
+        return self._base * self._schedule.share(count)
 
     def open_pass(self, number: int) -> None:
         """Begin the pass of version `number`."""
