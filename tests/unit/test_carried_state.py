@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.codec import plain, typed
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
@@ -15,7 +16,7 @@ from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.sharded import ShardedDense
 from headrace.trainer.exports.schedule import ScheduleInput, delta_hindrance
-from headrace.trainer.exports.stream_state import ExportStreamState
+from headrace.trainer.exports.stream_state import ExportStreamState, LoggedExport
 from headrace.trainer.features.default_rows import DefaultRows, widths_of
 from headrace.trainer.models.carried_weights import NotCarried
 from headrace.trainer.spec.defaults import fill_defaults
@@ -136,15 +137,13 @@ def test_counters_follow_their_slots():
 
 
 def test_the_export_after_a_change_of_the_slots_is_a_base():
-    state = ExportStreamState.of_state(
-        {"newest": {"name": "0000000001-base", "version": 1, "kind": "base", "timeline": "t1", "shared": {},
-                    "arithmetic": "x", "id": None}, "tracked": True, "other_slots": True}
-    )  # fmt: skip
+    newest = LoggedExport("0000000001-base", 1, "base", "t1", {}, "x", None)
+    state = ExportStreamState(newest=newest, tracked=True, other_slots=True)
     now = ScheduleInput(
         time_s=0.0, timeline="t1", arithmetic="x", shared={"tables": []}, ended=False, requested=None, sweeping=()
     )
     section = ExportSection(delta=3600.0)
     assert delta_hindrance(section, state, now) == "the slots changed"
-    assert ExportStreamState.of_state(state.state()).other_slots
+    assert typed(ExportStreamState, plain(state), "it").other_slots
     state.other_slots = False
     assert delta_hindrance(section, state, now) != "the slots changed"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import plain, typed
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import pointers
 from headrace.trainer.exports.destination import folder_destination
@@ -82,7 +83,7 @@ def test_a_restart_decides_as_if_it_had_not_been(values, data):
     at = data.draw(st.integers(0, len(values)))
     whole, _ = closes(SECTION, values)
     first, state = closes(SECTION, values[:at])
-    again = RollbackState.of_state(json.loads(json.dumps(state.state())))
+    again = typed(RollbackState, json.loads(json.dumps(plain(state))), "it")
     later = {}
     for version, value in enumerate(values[at:], at + 1):
         again.saw(SECTION, version, value)

@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from headrace.codec import NotUnderstood, typed
 from headrace.config import load_toml, validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
@@ -66,7 +67,7 @@ class Decider:
         return {"heard": len(self.heard)}
 
     def load_state(self, state):
-        self.loaded = dict(state)
+        self.loaded = typed(dict[str, int], state, "its state")
 
     def status(self):
         return None
@@ -344,6 +345,13 @@ def test_a_commit_restores_overrides_and_known_ids(world):
     assert version == 1 and operation.tables["default"]["optimizer"]["lr"] == 0.5
     assert world.operator.overrides == {LR: 0.5} and world.operator.ask(SET) == {"id": "a", "version": 1}
     assert world.decider.loaded == {"heard": 3}
+
+
+def test_a_damaged_state_is_told_with_its_commit(world):
+    world.close()
+    state = world.operator.state() | {"deciders": {"decider": {"heard": "3"}}}
+    with pytest.raises(NotUnderstood, match="the commit of version 1: its state: Expected `int`, got `str`"):
+        world.restarted(state, version=1)
 
 
 def test_without_overrides_a_restart_asks_nothing_of_the_tables(world):

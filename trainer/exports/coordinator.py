@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, assert_never
 
+import msgspec
 from msgspec import structs
 
+from headrace.codec import plain, typed, written
 from headrace.deadline import Deadline
 from headrace.durable import REAL, writing
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -95,6 +97,18 @@ class _Stream:
     requested: tuple[Kind, str] | None = None
     """Kind and id of an export that a person requested."""
     rollback: RollbackState = field(default_factory=RollbackState)
+
+
+class ExportsState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of all streams, as a commit holds it."""
+
+    low_s: float | None = written(None)
+    """Lowest event time of all passes."""
+    clock_s: float | None = written(None)
+    """Clock of events."""
+    streams: Mapping[str, ExportStreamState] = written({})
+    rollbacks: Mapping[str, RollbackState] = {}
+    """Of streams that may be rolled back."""
 
 
 class ExportCoordinator:
@@ -314,27 +328,28 @@ class ExportCoordinator:
     def state(self) -> dict[str, Any]:
         """See Decider."""
         self._look_for_forks()
-        streams = {name: each.chain.state() for name, each in self._streams.items()}
-        rollbacks = {name: each.rollback.state() for name, each in self._streams.items() if each.section.rollback}
-        found = {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
-        return found | {"rollbacks": rollbacks} if rollbacks else found
+        streams = {name: each.chain for name, each in self._streams.items()}
+        rollbacks = {name: each.rollback for name, each in self._streams.items() if each.section.rollback}
+        found: dict[str, Any] = plain(ExportsState(self._low_s, self._clock_s, streams, rollbacks))
+        return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider. A new stream starts empty; an export in flight on another timeline is dropped."""
-        self._low_s, self._clock_s = state.get("low_s"), state.get("clock_s")
-        for name, saved in state.get("streams", {}).items():
+        found = typed(ExportsState, state, "its state of exports")
+        self._low_s, self._clock_s = found.low_s, found.clock_s
+        for name, chain in found.streams.items():
             if name not in self._streams:
                 continue
             stream = self._streams[name]
-            chain = stream.chain = ExportStreamState.of_state(saved)
+            stream.chain = chain
             chain.tracked &= stream.section.delta is not None
             chain.other_slots |= self._setting.other_slots
             if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
                 chain.drop()
                 chain.touched()
-        for name, saved in state.get("rollbacks", {}).items():
+        for name, rollback in found.rollbacks.items():
             if name in self._streams and self._streams[name].section.rollback is not None:
-                self._streams[name].rollback = RollbackState.of_state(saved).on_timeline(self._setting.timeline)
+                self._streams[name].rollback = rollback.on_timeline(self._setting.timeline)
 
     def status(self) -> dict[str, ExportStatus]:
         """See Decider."""

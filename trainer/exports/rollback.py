@@ -8,7 +8,7 @@ of a version before the fall; the level then stays until the metric is back.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from headrace.trainer.guard_config import RollbackSection
@@ -41,7 +41,7 @@ class RollbackDecision(NamedTuple):
 
 @dataclass
 class RollbackState:
-    """One stream; see module docstring."""
+    """One stream; see module docstring. Its fields are keys of a commit's state."""
 
     values: list[float] = field(default_factory=list)
     """The metric at closes where it had not fallen, oldest first."""
@@ -122,17 +122,6 @@ class RollbackState:
             return
         self.promoted = [*(each for each in self.promoted if each.path != path), PromotedExport(path, version)]
         self.promoted = self.promoted[-MAX_PROMOTED:]
-
-    def state(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        return plain | {"values": list(self.values), "promoted": [list(each) for each in self.promoted]}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> "RollbackState":
-        """The inverse of `state`."""
-        known = {each.name: state[each.name] for each in fields(cls) if each.name in state}
-        return cls(**known | {"promoted": [PromotedExport(*each) for each in known.get("promoted", ())]})
 
     def on_timeline(self, timeline: str) -> "RollbackState":
         """On another timeline, after a rewind, no export is known yet, and no rollback is in force."""

@@ -1,14 +1,14 @@
 """State of a stream of exports: the newest complete export, the one in progress, what happened since.
 
 A pure fold over the closes of passes and the job's log ("export" and "exported" operations), so a replay gives the same
-state. It is part of a commit's state. trainer.exports.schedule decides what is due.
+state. Its fields are keys of a commit's state. trainer.exports.schedule decides what is due.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.codec import typed
@@ -139,17 +139,6 @@ class ExportStreamState:
         """The version since which the next delta needs changes; None: the next export is a base."""
         parent = self.flight if self.flight is not None and self.flight.kind == "base" else self.newest
         return parent.version if parent is not None and self.tracked and parent.timeline == timeline else None
-
-    def state(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> "ExportStreamState":
-        """The inverse of `state`."""
-        known = {each.name: state[each.name] for each in fields(cls) if each.name in state}
-        links = {name: LoggedExport(**known[name]) for name in ("newest", "flight") if known.get(name) is not None}
-        return cls(**(known | links))
 
 
 def _least(one: float | None, other: float) -> float:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
 from msgspec.structs import replace
 
+from headrace.codec import NotUnderstood
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.schema import NUM_GROUPS, Schema, Slot
 from headrace.deadline import Deadline
@@ -242,8 +243,11 @@ class OperationRunner:
 
         `overrides` are those of the commit that remain under this job file; `waiting` acts at the first new close.
         """
-        for decider in self._deciders:
-            decider.load_state(state.get("deciders", {}).get(decider.name, {}))
+        try:
+            for decider in self._deciders:
+                decider.load_state(state.get("deciders", {}).get(decider.name, {}))
+        except NotUnderstood as error:
+            raise NotUnderstood(f"the commit of version {version}: {error}") from error
         self._acted, self._waiting = (
             tuple(state.get("acted", ())),
             tuple(each for each in waiting if isinstance(each, ActingOperation)),

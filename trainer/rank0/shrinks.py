@@ -6,12 +6,12 @@ trainer.rank0.shrink_guard decides which daily shrinks wait; such a wait is logg
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, assert_never
 
 import msgspec
 
-from headrace.codec import typed
+from headrace.codec import plain, typed
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -48,6 +48,24 @@ log = logging.getLogger(__name__)
 
 class ShrinkTooLarge(HeadraceError):
     """A shrink would remove more of a table than `max_shrink_fraction`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinksState:
+    """The state of the decider, as a commit holds it. The first Headrace had fewer fields."""
+
+    day: int = 0
+    days: tuple[int, int, int] = (0, 0, 0)
+    """The day before, the skipped days, and the usual number of them: see DayAdvance."""
+    ahead: tuple[int, ...] = ()
+    rules: Mapping[str, shrink_guard.Rule] = field(default_factory=dict)
+    """By table, the rule of its last shrink; before that, the rule when its first row came."""
+    heard: Mapping[str, int] = field(default_factory=dict)
+    """The last day of each signal (trainer.train.signals)."""
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    """Tables whose daily shrink is due, each with the version since when."""
+    held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tables whose shrink waits for an operator."""
 
 
 class Shrinks:
@@ -144,26 +162,21 @@ class Shrinks:
 
     def state(self) -> dict[str, Any]:
         """See Decider."""
-        days = self._days
-        return {
-            "day": days.day,
-            "days": [days.before, days.skipped, days.usual],
-            "ahead": list(days.ahead),
-            "rules": dict(self._rules),
-            "heard": dict(self._heard),
-            "wanted": dict(self._due),
-            "held": dict(self._held),
-        }
+        now = self._days
+        days = now.before, now.skipped, now.usual
+        state = ShrinksState(now.day, days, now.ahead, self._rules, self._heard, self._due, self._held)
+        found: dict[str, Any] = plain(state)
+        return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider."""
-        before, skipped, usual = state.get("days", (0, 0, 0))
-        self._days = DayAdvance(before, int(state.get("day", 0)), skipped, usual, tuple(state.get("ahead", ())))
-        self._heard = dict(state.get("heard", {}))
-        tables = self._tables()
-        self._rules = {name: rule for name, rule in state.get("rules", {}).items() if name in tables}
-        self._due = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
-        self._held = {name: facts for name, facts in state.get("held", {}).items() if name in tables}
+        found, tables = typed(ShrinksState, state, "its state of shrinks"), self._tables()
+        before, skipped, usual = found.days
+        self._days = DayAdvance(before, found.day, skipped, usual, found.ahead)
+        self._heard = dict(found.heard)
+        self._rules = {name: rule for name, rule in found.rules.items() if name in tables}
+        self._due = {name: since for name, since in found.wanted.items() if name in tables}
+        self._held = {name: facts for name, facts in found.held.items() if name in tables}
 
     def status(self) -> ShrinkingStatus:
         """See Decider: the tables that wait for an operator, with the command that allows their shrink."""
