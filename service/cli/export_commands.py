@@ -1,6 +1,7 @@
 """The commands for a job's exports. They read arguments; the other modules do the work."""
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,8 +13,10 @@ from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
+from headrace.service.client.paths import path_of
 
 if TYPE_CHECKING:
+    from headrace.service.client.rest_client import ServiceClient
     from headrace.service.spec.job import LoadedJob
 
 app = typer.Typer()
@@ -37,10 +40,19 @@ def choose_stream(job: "LoadedJob", name: str | None) -> str:
         raise SpecError(f"there is no stream {name!r}; {nearest(name, job.spec.exports)}", "exports")
     if name is not None:
         return name
-    if len(job.spec.exports) != 1:
-        streams = ", ".join(job.spec.exports) or "none"
-        raise SpecError(f"name one with --stream; the job has: {streams}", "exports")
-    return next(iter(job.spec.exports))
+    return _only(job.spec.exports)
+
+
+def _only_stream(client: "ServiceClient", job: str) -> str:
+    return _only(client.get(path_of("jobs", job, "spec"))["spec"].get("exports", {}))
+
+
+def _only(streams: Iterable[str]) -> str:
+    """The one stream of exports. Raises SpecError if there is another number."""
+    names = list(streams)
+    if len(names) != 1:
+        raise SpecError(f"name one with --stream; the job has: {', '.join(names) or 'none'}", "exports")
+    return names[0]
 
 
 @app.command(rich_help_panel=Panel.SERVE)
@@ -61,10 +73,10 @@ def export(
     Example: headrace export job.toml --stream serving
     """
     if (name := remote_name(job, url)) is not None:
-        from headrace.service.client import job_actions
-
         with service_at(url, token) as client:
-            made = job_actions.export(client, name, stream, kind, Deadline.after(timeout))
+            chosen = _only_stream(client, name) if stream is None else stream
+            body = {"stream": chosen, **({} if kind is None else {"kind": kind})}
+            made = client.carry_out(path_of("jobs", name, "exports"), body, Deadline.after(timeout))
     else:
         from headrace.service.exports.export_request import make_export
 

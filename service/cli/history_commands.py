@@ -11,10 +11,13 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.client.paths import path_of
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
 
+COMMIT_S = 900.0
+"""Longest time for a commit of a service's job: more than a job's default deadline for one."""
 app = typer.Typer()
 commits = typer.Typer(cls=PanelledGroup, no_args_is_help=True, help="List, verify, pin and prune commits of a job.")
 app.add_typer(commits, name="commits", rich_help_panel=Panel.OPERATE)
@@ -167,11 +170,9 @@ def commit(
 
     Example: headrace commit job.toml
     """
-    from headrace.service.client import job_actions
-
     if (name := remote_name(job, url)) is not None:
         with service_at(url, token) as client:
-            made = job_actions.commit(client, name, Deadline.after(job_actions.COMMIT_S))
+            made = client.carry_out(path_of("jobs", name, "commits"), None, Deadline.after(COMMIT_S))["name"]
     else:
         from headrace.service.history.commit_request import make_commit
 

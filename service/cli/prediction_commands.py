@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.lifecycle import on_stop_signal
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import Token, Url, remote_name, service_at
+from headrace.service.client.paths import path_of
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
@@ -25,6 +27,8 @@ app = typer.Typer()
 
 LIVE = "live"
 """The version that `trainer.predict.config` calls so; here again, since its module loads slowly."""
+PREDICT_S = 7 * 86400.0
+"""Longest time to wait for a service's prediction: as long as the service keeps an operation."""
 Wire = Literal["float32", "bfloat16", "int8"]
 """The choices of pserver.config.Wire."""
 
@@ -110,7 +114,6 @@ def predict_(
 
     Example: headrace predict job.toml --input "day-8/*.gz" --output predictions
     """
-    from headrace.service.client import job_actions
     from headrace.service.monitor.lines import count
     from headrace.service.predict.summary import summary_of_prediction
     from headrace.trainer.predict.output_files import PredictionOutput
@@ -129,7 +132,12 @@ def predict_(
         manifest = _run(_job_of(job, spec, overrides), request)
     else:
         with service_at(url, token) as client:
-            manifest = job_actions.predict(client, remote, request, lambda text: print(text, file=sys.stderr))
+            manifest = client.carry_out(
+                path_of("jobs", remote, "predictions"),
+                request,
+                Deadline.after(PREDICT_S),
+                lambda text: print(text, file=sys.stderr),
+            )
     if as_json:
         print(json.dumps(manifest, indent=2))
         return

@@ -10,6 +10,7 @@ from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
+from headrace.service.client.paths import path_of
 
 app = typer.Typer()
 
@@ -38,10 +39,10 @@ def resize(
     Example: headrace resize job.toml --shards 4 --trainers 2
     """
     if (name := remote_name(job, url)) is not None:
-        from headrace.service.client import job_actions
-
+        numbers = {"shards": shards, "trainers": trainers}
+        body = {key: number for key, number in numbers.items() if number is not None}
         with service_at(url, token) as client:
-            found = job_actions.resize(client, name, shards, trainers, Deadline.after(timeout))
+            found = client.carry_out(path_of("jobs", name, "resize"), body, Deadline.after(timeout))
     else:
         from headrace.service.cluster.resize import resize as resize_job
 

@@ -1,7 +1,6 @@
 """The commands that show, start, change and stop the jobs of a service.
 
-The commands that also work on job files of this machine (commit, export, set, predict) are elsewhere; they use
-service.client.job_actions.
+The commands that also work on job files of this machine (commit, export, set, resize, predict) are elsewhere.
 """
 
 import json

@@ -17,6 +17,7 @@ from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
+from headrace.service.client.paths import path_of
 
 app = typer.Typer()
 
@@ -51,10 +52,9 @@ def set_(
     """
     keys = dict(_pair(text) for text in values)
     if (name := remote_name(job, url)) is not None:
-        from headrace.service.client import job_actions
-
         with service_at(url, token) as client:
-            version = job_actions.set_keys(client, name, keys, Deadline.after(timeout))
+            operation = client.change("PATCH", path_of("jobs", name), {"keys": keys})
+            version = client.done(operation, Deadline.after(timeout))["version"]
     else:
         from headrace.rpc.job_client import JobClient
 
@@ -151,8 +151,6 @@ def tables_(
 
     commit = None
     if (name := remote_name(job, url)) is not None:
-        from headrace.service.client.paths import path_of
-
         with service_at(url, token) as client:
             found = list(client.items(path_of("jobs", name, "tables")))
     else:

@@ -12,9 +12,12 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import Token, Url, Wait, service_at
-from headrace.service.client import job_actions
+from headrace.service.client.paths import path_of
 
 app = typer.Typer()
+
+UPGRADE_S = 1800.0
+"""Longest time to wait for jobs that move to another build: as long as the service waits for one."""
 
 
 @app.command(rich_help_panel=Panel.SERVICE)
@@ -25,7 +28,7 @@ def upgrade(
         typer.Option("--build", metavar="NAME", help="A build of the service's file. Default: the service's own."),
     ] = "",
     everything: Annotated[bool, typer.Option("--all", help="All jobs, one by one, until one fails.")] = False,
-    timeout: Wait = job_actions.UPGRADE_S,
+    timeout: Wait = UPGRADE_S,
     url: Url = None,
     token: Token = None,
     as_json: Json = False,
@@ -39,7 +42,9 @@ def upgrade(
     if job is not None and ("/" in job or job.endswith(".toml")):
         raise SpecError(f"{job} is a job file on this machine; use the name of a job of the service", "JOB")
     with service_at(url, token) as client:
-        moved = job_actions.upgrade(client, job, build, Deadline.after(timeout))
+        path = "/v1/upgrade" if job is None else path_of("jobs", job, "upgrade")
+        done = client.carry_out(path, {"build": build}, Deadline.after(timeout))
+    moved = done["jobs"] if job is None else [done]
     print_printable(json.dumps(moved, indent=2) if as_json else "\n".join(moved_lines(moved)))
 
 

@@ -88,6 +88,16 @@ class ServiceClient:
         answer = self._asked(method, path, body=body, headers={"If-Match": tag}, parameters=parameters)
         return _value(answer) if answer.content else None
 
+    def carry_out(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        deadline: Deadline,
+        notify: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Request an action that is an operation, and wait for it; return its result. See `post` and `done`."""
+        return self.done(self.post(path, body), deadline, notify)
+
     def done(
         self, operation: Mapping[str, Any], deadline: Deadline, notify: Callable[[str], None] | None = None
     ) -> Any:

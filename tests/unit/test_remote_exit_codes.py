@@ -8,7 +8,7 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.cli.export_commands import choose_stream
-from headrace.service.client import job_actions
+from headrace.service.client.paths import path_of
 from headrace.service.client.rest_client import NotFound, ServiceClient
 from headrace.service.spec.job import load_job
 from tests.integration.stream_job import write_job
@@ -25,7 +25,7 @@ def test_an_unknown_stream_ends_the_command_as_it_does_here(tmp_path):
         ServiceClient("http://there", transport=httpx.MockTransport(no_stream)) as client,
         pytest.raises(NotFound) as there,
     ):
-        job_actions.export(client, "small", "nope", None, Deadline.after(1))
+        client.carry_out(path_of("jobs", "small", "exports"), {"stream": "nope"}, Deadline.after(1))
     assert there.value.exit_code == here.value.exit_code == 2
 
 
