@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+# Several processes share the cores. Threads of torch that wait for each other then spin longer than tests compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
@@ -29,6 +33,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("kafka"):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket.*proto=6:ResourceWarning"))
+
+
+def pytest_collection_finish() -> None:
+    """Tests and libraries stay: looking for garbage among their objects would take seconds each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
