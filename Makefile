@@ -14,7 +14,7 @@ LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threa
 # Tests start thousands of processes: none of them compiles our modules again, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench soak faults lock proto reference format release clean
+.PHONY: demo test test-all check types style docs bench soak faults lock proto reference format release clean
 
 demo: $(READY_FOR_DEMO)
 	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
@@ -25,10 +25,15 @@ test: $(READY)
 test-all: test
 	$(PYTEST) -m "(long or kafka) and not slow"
 
-check: $(READY)
+# With -j2 the types, which take half of the time, are checked beside the rest.
+check: types style
+
+types: $(READY)
+	$(BIN)/mypy
+
+style: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m headrace.proto.generate --check
 	$(BIN)/pytest -q tests/test_tidy.py
