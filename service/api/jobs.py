@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
+from headrace.codec import plain
 from headrace.config import FolderPath
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
@@ -283,7 +284,9 @@ def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
 
     def work(deadline: Deadline) -> dict[str, Any]:
         check()  # another resize may have come first
-        return resize(store, asked.shards, asked.trainers, deadline).message()
+        found: dict[str, Any] = plain(resize(store, asked.shards, asked.trainers, deadline))
+        call.statuses.forget(call.name)
+        return found
 
     check()
     return call.start("resize", "waiting for the new workers", MOVE_S, work)

@@ -43,12 +43,13 @@ def doctor(
 
     Example: headrace doctor job.toml --by cost
     """
+    from headrace.codec import plain, typed
     from headrace.service.client.paths import path_of
     from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
 
     if (name := remote_name(job, url)) is None:
         losses = {} if worth is None else read_worth(worth)
-        found = report_of(load_run(job, overrides), SlotOrder(by), losses).message()
+        found = plain(report_of(load_run(job, overrides), SlotOrder(by), losses))
     else:
         _only_here(overrides=overrides, worth=worth)
         with service_at(url, token) as client:
@@ -59,7 +60,7 @@ def doctor(
     if found["commit"] is None:
         print("no commit yet; the first one comes after commit.every")
         return
-    for line in format_report(JobReport.of_message(found)):
+    for line in format_report(typed(JobReport, found, "the answer")):
         print_printable(line)
 
 

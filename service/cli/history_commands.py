@@ -260,12 +260,13 @@ def compare(
 
     Example: headrace compare job.toml other.toml
     """
+    from headrace.codec import plain
     from headrace.service.history import paired_test
 
     ours, theirs = (load_run(job, []).store / "log" for job in (first, second))
     found = paired_test.compare_jobs(ours, theirs, after)
     if as_json:
-        print(json.dumps(found.message(), indent=2))
+        print(json.dumps(plain(found), indent=2))
     else:
         for line in paired_test.format_comparison(found):
             print_printable(line)

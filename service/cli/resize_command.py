@@ -44,10 +44,11 @@ def resize(
         with service_at(url, token) as client:
             found = client.carry_out(path_of("jobs", name, "resize"), body, Deadline.after(timeout))
     else:
+        from headrace.codec import plain
         from headrace.service.cluster.resize import resize as resize_job
 
         store = load_run(job, overrides).store
-        found = resize_job(store, shards, trainers, Deadline.after(timeout)).message()
+        found = plain(resize_job(store, shards, trainers, Deadline.after(timeout)))
     if as_json:
         print(json.dumps(found, indent=2))
         return

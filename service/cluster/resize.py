@@ -4,9 +4,8 @@ Rank 0 logs the request, and its generation ends after the close at which it act
 launcher starts the next one with the new numbers (service.cluster.generation_plans).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
@@ -27,10 +26,6 @@ class Resized:
     shards: int
     """0: the shard lives in the trainer."""
     trainers: int
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
 
 
 def resize(store: Path, shards: int | None, trainers: int | None, deadline: Deadline) -> Resized:

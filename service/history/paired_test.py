@@ -7,10 +7,9 @@ Shapes: N parts, R draws.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -55,10 +54,6 @@ class JobComparison:
     """Closed passes of the first job that have no counterpart."""
     only_second: int
     results: Sequence[PairedResult]
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

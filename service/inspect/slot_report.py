@@ -5,7 +5,7 @@ commit, the value of a slot from `headrace evaluate --worth`, or else from its f
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -73,17 +73,6 @@ class JobReport:
     guarded: bool
     """Whether the job has guards, so that there are figures of passes."""
     slots: Sequence[SlotReport]
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> "JobReport":
-        """A report from its message, also that of a newer API."""
-        names = [each.name for each in fields(SlotReport)]
-        slots = [SlotReport(**{name: slot.get(name) for name in names}) for slot in message["slots"]]
-        return cls(message["commit"], message["guarded"], slots)
 
 
 def report_of(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from headrace.codec import plain
 from headrace.service.inspect.slot_report import SlotOrder, format_report, report_of
 from headrace.service.spec.job import load_job
 from tests.fakes.asked_api import api
@@ -44,7 +45,7 @@ def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp
         served.job(load_job(job).spec.name, spec=spec)
         told = served.get(f"/v1/jobs/{load_job(job).spec.name}/doctor").json()
         ages = served.get(f"/v1/jobs/{load_job(job).spec.name}/freshness").json()
-    assert [slot | {"worth": None} for slot in report.message()["slots"]] == [
+    assert [slot | {"worth": None} for slot in plain(report.slots)] == [
         slot | {"signs": tuple(slot["signs"])} for slot in told["slots"]
     ]
     assert told["commit"] == report.commit and ages["ages"] == found["ages"] and ages["versions"] == [1]
