@@ -236,6 +236,7 @@ def rerun(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the rerun's store even if all passes are identical.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Train the job's log again in another store, and compare every pass. Exit code 1 if one differs.
 
@@ -243,8 +244,10 @@ def rerun(
     """
     from headrace.service.history.rerun import rerun_job
     from headrace.service.monitor.display import choose_show
+    from headrace.service.monitor.shows import PlainShow
 
-    raise typer.Exit(rerun_job(load_run(job, overrides), start, choose_show(), keep=keep))
+    show = PlainShow() if as_json else choose_show()  # plain text goes to standard error
+    raise typer.Exit(rerun_job(load_run(job, overrides), start, show, keep=keep, as_json=as_json))
 
 
 @app.command(rich_help_panel=Panel.LOOK)

@@ -137,6 +137,7 @@ def import_(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the run in the store, if the import succeeds.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Give a job with an empty store the rows and dense tensors of another model.
 
@@ -146,4 +147,5 @@ def import_(
     from headrace.service.spec.job import load_job
 
     chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
-    import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run, fresh))
+    request = ImportRequest(source, chosen, slots, dense, dry_run, fresh)
+    import_into(load_job(job, overrides), request, as_json=as_json)

@@ -140,6 +140,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Delete a job that does not run from a service, with its folder and store.
 
@@ -147,10 +148,10 @@ def delete(
     """
     if not yes:
         extent = "" if keep_store else ", with all that it has learned"
-        typer.confirm(f"Delete the job {job!r}{extent}?", abort=True)
+        typer.confirm(f"Delete the job {job!r}{extent}?", abort=True, err=as_json)
     with service_at(url, token) as client:
         client.change("DELETE", path_of("jobs", job), keep_store=str(keep_store).lower())
-    print(f"{job} is deleted")
+    print(json.dumps({"job": job, "store_kept": keep_store}) if as_json else f"{job} is deleted")
 
 
 def _plain(raw: dict[str, object]) -> object:

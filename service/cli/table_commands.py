@@ -177,6 +177,7 @@ def forget(
         typer.Option("--everywhere", help="Also delete its crosses, histories, counters and waiting samples."),
     ] = False,
     timeout: Wait = 120.0,
+    as_json: Json = False,
 ) -> None:
     """Delete one value's row from a running job, and the dead letters that contain it. Names the remaining copies.
 
@@ -184,8 +185,11 @@ def forget(
     """
     from headrace.service.tables import forget as forgetting
 
-    deadline = Deadline.after(timeout)
-    for line in forgetting.forget(load_run(job, overrides), slot, value, deadline, everywhere=everywhere):
+    told = forgetting.forget(load_run(job, overrides), slot, value, Deadline.after(timeout), everywhere=everywhere)
+    if as_json:
+        print(json.dumps({"lines": list(told)}, indent=2))
+        return
+    for line in told:
         print_printable(line)
 
 

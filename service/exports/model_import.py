@@ -3,11 +3,13 @@
 trainer.importing makes the commit; this module claims the store and prints the result.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
@@ -45,7 +47,7 @@ class ImportRequest:
     """Whether a run in the store is removed, once the import is known to succeed."""
 
 
-def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
+def import_into(job: LoadedJob, asked: ImportRequest, *, as_json: bool = False) -> ImportResult:
     """Make the first commit of `job` from a source, and print what was done.
 
     Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error all is as before.
@@ -66,6 +68,9 @@ def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
         if not asked.dry_run:
             with _claimed(job, fresh=asked.fresh) as store:
                 done = make_first_commit(store, job.spec, job.full, source, selection(), tensors)
+    if as_json:
+        print(json.dumps(import_message(done, asked, job.store), indent=2))
+        return done
     for line in format_import(done, asked, job.store):
         print_printable(line)
     if "optimizer" in source.facts():
@@ -112,6 +117,18 @@ def _claimed(job: LoadedJob, *, fresh: bool) -> Iterator[Path]:
         if not there:
             remove(job.store, job.spec.name)
         raise
+
+
+def import_message(done: ImportResult, asked: ImportRequest, store: Path) -> dict[str, Any]:
+    """The result of an import, or of a dry run, as JSON."""
+    return {
+        "store": str(store),
+        "commit": None if asked.dry_run else done.commit.name,
+        "tables": dict(done.rows),
+        "slots": dict(done.choice.loaded),
+        "ignored": dict(done.choice.ignored),
+        "dense": asdict(done.tensors),
+    }
 
 
 def format_import(done: ImportResult, asked: ImportRequest, store: Path) -> Iterator[str]:

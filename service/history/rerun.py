@@ -3,6 +3,7 @@
 It reads the job's log and one commit, which it holds meanwhile; the job may run. trainer.rank0.replay_log compares.
 """
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -51,7 +52,7 @@ class RerunPlan:
         return "identical" if repeatable else "equal in their counts"
 
 
-def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
+def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool, as_json: bool = False) -> int:
     """Train the passes after commit `start` again, and print for each whether it is identical.
 
     Returns the exit code: 1 if a pass differs or was not compared. The rerun's store is removed if all are identical,
@@ -76,10 +77,16 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
     if outcome.code != ExitCode.DRAINED:
         print_outcome(outcome, launcher, {}, store / REPORT)
         return outcome.code
-    identical = print_comparison(course, read_report(store / REPORT).get("compared", ()))
-    if identical and not keep:
-        shutil.rmtree(store)
+    passes = compared_passes(course, read_report(store / REPORT).get("compared", ()))
+    identical = all(each["differences"] == [] for each in passes)
+    kept = None if identical and not keep else str(store)
+    if as_json:
+        print(json.dumps({"passes": passes, "identical": identical, "store": kept}, indent=2))
     else:
+        print_comparison(course, passes)
+    if kept is None:
+        shutil.rmtree(store)
+    elif not as_json:
         print(f"the rerun's store is kept: {store}")
     return ExitCode.DRAINED if identical else ExitCode.FAILED
 
@@ -144,18 +151,24 @@ def plan_rerun(plan: JobPlan, store: Path, commit: Commit | None) -> JobPlan:
     return replace(plan, trainers=tuple(replace(t, config={**t.config, "rerun": rerun}) for t in plan.trainers))
 
 
-def print_comparison(course: RerunPlan, compared: Iterable[tuple[int, Sequence[str]]]) -> bool:
-    """Print the comparison of each pass; return whether all were compared and are identical."""
+def compared_passes(course: RerunPlan, compared: Iterable[tuple[int, Sequence[str]]]) -> list[dict[str, Any]]:
+    """Of each pass: "pass", "events", and "differences": none if it is identical, null if it was not compared."""
     found = {int(number): list(differences) for number, differences in compared}
-    for each in course.passes:
-        assert each.close is not None
-        number = each.plan.number
-        differences = found.get(number)
+    return [
+        {"pass": each.plan.number, "events": each.close.events, "differences": found.get(each.plan.number)}
+        for each in course.passes
+        if each.close is not None
+    ]
+
+
+def print_comparison(course: RerunPlan, passes: Sequence[Mapping[str, Any]]) -> None:
+    """Print the comparison of each pass."""
+    for each in passes:
+        differences = each["differences"]
         result = "not compared" if differences is None else "; ".join(differences) or course.alike
-        print(f"pass {number}: {count(each.close.events)} events: {result}")
-    num_identical = sum(found.get(each.plan.number) == [] for each in course.passes)
-    print(f"{count(num_identical)} of {count(len(course.passes))} passes are {course.alike}")
-    return num_identical == len(course.passes)
+        print(f"pass {each['pass']}: {count(each['events'])} events: {result}")
+    num_identical = sum(each["differences"] == [] for each in passes)
+    print(f"{count(num_identical)} of {count(len(passes))} passes are {course.alike}")
 
 
 def _new_store(folder: Path) -> Path:

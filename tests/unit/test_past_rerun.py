@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import SpecError
 from headrace.service.cluster.worker_plan import plan_job
-from headrace.service.history.rerun import course_of, plan_rerun, print_comparison, replace_store
+from headrace.service.history.rerun import compared_passes, course_of, plan_rerun, print_comparison, replace_store
 from headrace.service.spec.job import LoadedJob, load_job
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.checkpoint.rewind import NotPossible, rewind
@@ -110,13 +110,15 @@ def test_trainers_are_told_which_log_to_compare_with(past, job):
 
 def test_every_pass_is_told_and_only_if_all_were_compared_and_alike_it_is_well(past, capsys):
     course = course_of(past.store, commit(past, 1))
-    assert print_comparison(course, [(2, []), (3, [])])
+    print_comparison(course, compared_passes(course, [(2, []), (3, [])]))
     assert capsys.readouterr().out.splitlines() == [
         "pass 2: 1,100 events: identical",
         "pass 3: 100 events: identical",
         "2 of 2 passes are identical",
     ]
-    assert not print_comparison(course, [(2, ["digests differ in dense", "day were 1, are 2"])])
+    passes = compared_passes(course, [(2, ["digests differ in dense", "day were 1, are 2"])])
+    assert [each["differences"] for each in passes] == [["digests differ in dense", "day were 1, are 2"], None]
+    print_comparison(course, passes)
     assert capsys.readouterr().out.splitlines() == [
         "pass 2: 1,100 events: digests differ in dense; day were 1, are 2",
         "pass 3: 100 events: not compared",
@@ -127,5 +129,5 @@ def test_every_pass_is_told_and_only_if_all_were_compared_and_alike_it_is_well(p
 def test_in_a_mode_without_the_same_bits_passes_are_told_to_be_equal_in_their_counts(past, capsys):
     course = course_of(past.store, commit(past, 1))
     of_async = replace(course, spec={**course.spec, "train": {"mode": "async"}})
-    assert print_comparison(of_async, [(2, []), (3, [])])
+    print_comparison(of_async, compared_passes(of_async, [(2, []), (3, [])]))
     assert capsys.readouterr().out.endswith("2 of 2 passes are equal in their counts\n")
