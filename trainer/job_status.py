@@ -365,7 +365,10 @@ class Status(Struct, frozen=True, kw_only=True):
     """Events that were left out, by reason."""
     clicks_unmatched: float | None = None
     """Share of a join's recent clicks that found no impression; None where there are few."""
-    skipped_steps: int | None = None
+    skipped_steps: Annotated[
+        int | None,
+        counter("headrace_skipped_steps", "Steps that changed nothing, because a loss or gradient was not finite"),
+    ] = None
     refused: Annotated[
         Counts, counter("headrace_refused", "Connections and calls that a job's processes refused", "reason")
     ] = {}

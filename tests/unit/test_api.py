@@ -24,6 +24,7 @@ STATUS = {
     "events": 220000,
     "samples": 440000,
     "rejected": {"unparsable": 3},
+    "skipped_steps": 1,
     "refused": {"plain_text": 7},
     "events_per_s": 100.5,
     "samples_per_s": 201.0,
