@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +81,9 @@ def swept(shards):
         time.sleep(0.005)
 
 
-def committed(folder, kind, tables, monkeypatch, *, swept_first: bool) -> Commits:
+def committed(folder, kind, *, swept_first: bool) -> Commits:
     """A job of `kind` shards that commits after every pass from FIRST on; `swept_first`: nothing is left to sweep."""
-    with monkeypatch.context() as patch, w.job(kind, tables=tables, live=folder / "old") as world:
+    with pytest.MonkeyPatch.context() as patch, w.job(kind, tables=tables_of(), live=folder / "old") as world:
         if not swept_first:
             patch.setattr(Sweeper, "sweep", lambda self, table: None)
         world.one.restore(folder, [], 0, w.soon())
@@ -94,6 +95,12 @@ def committed(folder, kind, tables, monkeypatch, *, swept_first: bool) -> Commit
             if number >= FIRST:
                 made.parts[number] = commit(world.one, made.folder / str(number), number, FIRST)
         return made
+
+
+@pytest.fixture(scope="module")
+def commits_of(tmp_path_factory):
+    """`committed`, made once for all tests that read them."""
+    return cache(lambda kind, swept: committed(tmp_path_factory.mktemp("commits"), kind, swept_first=swept))
 
 
 @contextmanager
@@ -130,10 +137,9 @@ def rows_in(commit_at):
 @MEMORY
 @pytest.mark.parametrize(("old", "new"), PATHS)
 @pytest.mark.parametrize("swept_first", [True, False], ids=["swept", "with rows left to sweep"])
-def test_an_advance_is_a_restore_of_the_later_commit(tmp_path, monkeypatch, old, new, memory, swept_first):
+def test_an_advance_is_a_restore_of_the_later_commit(tmp_path, commits_of, old, new, memory, swept_first):
     """The same rows, counts and digest; and the same of everything that is trained and committed afterwards."""
-    tables = tables_of(memory)
-    commits = committed(tmp_path, old, tables_of(), monkeypatch, swept_first=swept_first)
+    tables, commits = tables_of(memory), commits_of(old, swept_first)
     ends = []
     for name, first, later in (("restored", LAST, ()), ("advanced", FIRST, (FIRST, 5, 6, LAST))):
         with job_at(tmp_path, name, new, tables, commits.at(first)) as shards:
