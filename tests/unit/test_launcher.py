@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.retry import Backoff
 from headrace.rpc.role import RoleClient
 from headrace.service.cluster import job_runner, restarts
+from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.fetched_commits import HeadReplaced
+from headrace.service.cluster.forkserver import ForkingStarter
 from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.runtime import TAIL_LINES
@@ -36,12 +39,16 @@ TRAINER = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
 class World:
     """One launch: in this process (`run`), or in one of its own that can be killed (`launch`)."""
 
-    def __init__(self, folder, forked):
-        self.folder, self.forked = folder, forked
-        self.workers = None
+    def __init__(self, folder, starter, held):
+        self.folder, self.starter, self.held = folder, starter, held
         self.lines = []
         self.launcher = None
         self.process = None
+
+    @cached_property
+    def workers(self):
+        """The launcher of a job that runs in this process."""
+        return self.held.enter_context(ProcessLauncher(self.starter))
 
     def make(self, shards, trainers, max_restarts=0, standbys=None, **limits):
         self.launcher = fake_launcher(
@@ -62,7 +69,7 @@ class World:
     def launch(self, shards, trainers, max_restarts=0, **limits):
         told = self.folder / "plan.json"
         workers = {"folder": str(self.folder), "shards": shards, "trainers": trainers}
-        workers["forked"] = self.forked
+        workers["forked"] = isinstance(self.starter, ForkingStarter)
         told.write_text(json.dumps({**workers, "limits": {**LIMITS, **limits}, "max_restarts": max_restarts}))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.launch", str(told)], cwd=ROOT,
@@ -116,12 +123,22 @@ def runs(pid):
     return state != "Z"  # a zombie waits for whoever adopted it
 
 
-@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+@pytest.fixture(scope="module")
+def forking():
+    """The forkserver of all tests; that of a launcher in a process of its own is another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with starting(True) as starter:
+            yield starter
+
+
+@pytest.fixture
 def world(tmp_path, request, monkeypatch):
+    """Its workers are forked, unless its parameter says otherwise."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    world = World(tmp_path, request.param)
-    with starting(request.param) as starter, ProcessLauncher(starter) as world.workers:
-        yield world
+    starter = request.getfixturevalue("forking") if getattr(request, "param", True) else Spawner()
+    with ExitStack() as held:
+        yield (world := World(tmp_path, starter, held))
     if world.process is not None:
         world.process.kill()
         world.process.communicate()
@@ -131,6 +148,11 @@ def world(tmp_path, request, monkeypatch):
                 os.kill(pid, signal.SIGKILL)
 
 
+spawned_or_forked = pytest.mark.parametrize("world", [False, True], indirect=True, ids=["spawned", "forked"])
+"""For what depends on how a process was started: its output, signals, its end."""
+
+
+@spawned_or_forked
 def test_a_job_that_drains_ends_well_and_leaves_nothing(world):
     outcome = world.run([SHARD, SHARD], [[["note_pid"], ["spawn"], ["say", "hello"], ["exit", 0]]])
     assert (outcome.code, outcome.reason) == (0, "the stream is drained")
@@ -168,6 +190,7 @@ def test_trainers_get_the_addresses_of_all_shards(world):
         (["kill_self", 9], 70, "killed by SIGKILL"),
     ],
 )
+@spawned_or_forked
 def test_a_trainers_death_ends_the_job_with_its_last_words(world, last_act, code, words):
     dying = [["note_pid"], ["spawn"], ["say", "alas"], last_act]
     outcome = world.run([SHARD], [TRAINER, dying])
@@ -176,6 +199,7 @@ def test_a_trainers_death_ends_the_job_with_its_last_words(world, last_act, code
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_a_worker_that_ignores_sigterm_is_killed(world):
     stubborn = [["note_pid"], ["ignore_term"], ["address"], ["sleep"]]
     outcome = world.run([stubborn], [[["note_pid"], ["exit", 1]]])
@@ -183,6 +207,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(world):
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_a_shard_that_dies_before_it_is_up_is_named(world):
     outcome = world.run([[["say", "no port"], ["exit", 1]]], [TRAINER])
     assert outcome.reason == "shard-0 ended first: exit code 1"
@@ -190,6 +215,7 @@ def test_a_shard_that_dies_before_it_is_up_is_named(world):
     assert world.launcher.last_lines("trainer-0") == []
 
 
+@spawned_or_forked
 def test_a_program_that_does_not_exist_is_reported(world):
     plan = fake_plan(world.folder, [], [[]])
     object.__setattr__(plan.trainers[0], "command", ("/no/such/program",))
@@ -200,6 +226,7 @@ def test_a_program_that_does_not_exist_is_reported(world):
     assert outcome.reason.startswith("trainer-0: cannot be started: ")
 
 
+@spawned_or_forked
 def test_only_so_much_of_a_workers_output_is_kept(world):
     says = [["say", str(number)] for number in range(TAIL_LINES + 5)]
     world.run([], [[*says, ["say", "x" * (MAX_LINE_CHARACTERS + 1)], ["exit", 1]]])
@@ -228,6 +255,7 @@ def test_the_status_names_workers_whose_certificates_were_not_renewed(world, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@spawned_or_forked
 def test_a_signal_asks_the_chief_to_finish_and_ends_well(world, number):
     chief = [["note_pid"], ["serve"], ["say", "up"], ["await_drain"], ["say", "closing"], ["exit", 0]]
     world.launch([SHARD], [chief])
@@ -240,6 +268,7 @@ def test_a_signal_asks_the_chief_to_finish_and_ends_well(world, number):
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_a_signal_before_the_chief_is_up_still_reaches_it(world):
     go = world.folder / "go"
     chief = [["note_pid"], ["say", "up"], ["await_file", str(go)], ["serve"], ["await_drain"], ["exit", 0]]
@@ -250,6 +279,7 @@ def test_a_signal_before_the_chief_is_up_still_reaches_it(world):
     assert "outcome 0 stopped after the pass in training" in world.rest()
 
 
+@spawned_or_forked
 def test_a_second_signal_kills_at_once(world):
     world.launch([SHARD], [TRAINER], drain_s=1000.0)
     world.until_said("up")
@@ -259,6 +289,7 @@ def test_a_second_signal_kills_at_once(world):
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_a_chief_that_does_not_drain_in_time_is_ended(world):
     world.launch([SHARD], [TRAINER], drain_s=0.3)
     world.until_said("up")
@@ -267,6 +298,7 @@ def test_a_chief_that_does_not_drain_in_time_is_ended(world):
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_kill_9_of_the_launcher_leaves_no_orphan(world):
     world.launch([SHARD, SHARD], [TRAINER, TRAINER])
     world.until_said("up", times=2)
@@ -279,6 +311,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(world):
 
 
 @pytest.mark.parametrize("victim", [0, -1])
+@spawned_or_forked
 def test_kill_9_of_a_worker_ends_the_others_and_is_named(world, victim):
     world.launch([[["note_pid"], ["address"], ["sleep"]]], [TRAINER])
     world.until_said("up")
@@ -295,6 +328,7 @@ def test_kill_9_of_a_worker_ends_the_others_and_is_named(world, victim):
 DYING = [["note_pid"], ["spawn"], ["serve"], ["in_generation", 1, "kill_self", 9]]
 
 
+@spawned_or_forked
 def test_a_worker_that_dies_is_started_again_with_all_others(world):
     outcome = world.run([SHARD], [[*DYING, ["say_config", "generation"], ["exit", 0]]], max_restarts=1)
     assert (outcome.code, outcome.reason) == (0, "the stream is drained")
@@ -359,6 +393,7 @@ def test_restarts_are_bounded_and_the_end_lists_them(world):
     world.assert_nobody_left()
 
 
+@spawned_or_forked
 def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
     """Also of a worker that is stopped."""
     stopped = [["note_pid"], ["spawn"], ["address"], ["in_generation", 1, "kill_self", signal.SIGSTOP], ["sleep"]]
@@ -496,25 +531,17 @@ def test_phases_follow_one_another_where_they_drain(world):
 # -- the forkserver
 
 
-def forkserver_of(launcher_pid):
-    """Its process number."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher_pid and b"headrace.forkserver" in (path / "cmdline").read_bytes():
-                return int(path.name)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    raise AssertionError("there is no forkserver")
+def forkserver_of(world):
+    """Its process number: it is the parent of workers."""
+    return int(Path(f"/proc/{world.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
 def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
     world.launch([SHARD], [chief], max_restarts=1)
     world.until_said("up")
     first = world.pids()
-    forkserver = forkserver_of(world.process.pid)
+    forkserver = forkserver_of(world)
     os.kill(forkserver, signal.SIGKILL)
     world.until_said("ended first: killed by SIGKILL; restarting, 1 of 1")
     assert "outcome 0 the stream is drained" in world.rest()
@@ -522,25 +549,23 @@ def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
     world.assert_nobody_left(forkserver)
 
 
-@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
 def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped(world):
     world.launch([SHARD], [TRAINER])
     world.until_said("up")
-    forkserver = forkserver_of(world.process.pid)
+    forkserver = forkserver_of(world)
     for pid in world.pids():
         os.kill(pid, signal.SIGSTOP)
     world.process.kill()
     world.assert_nobody_left(forkserver)
 
 
-@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
     monkeypatch.setattr("headrace.service.cluster.forkserver.TOLD_S", 0.2)
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
     launcher, stopped = world.make([SHARD], [chief]), []
 
-    def stop_and_kill():  # its command line can be read only a moment after its start
-        stopped.append(forkserver_of(os.getpid()))
+    def stop_and_kill():
+        stopped.append(forkserver_of(world))
         os.kill(stopped[0], signal.SIGSTOP)
         os.kill(world.pids()[1], signal.SIGKILL)
 
