@@ -6,6 +6,7 @@ One process a rank makes all strategies, one after another. Batches are uneven; 
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -125,10 +126,16 @@ def run(world, folder, device="cpu"):
     return [json.loads(next(line for line in text.splitlines() if line.startswith("said "))[5:]) for text in outputs]
 
 
+@pytest.fixture(scope="module")
+def said_by(tmp_path_factory):
+    """`run`, once for all tests that read what the same ranks say."""
+    return cache(lambda world, device: run(world, tmp_path_factory.mktemp("said") / "run", device))
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("device", DEVICES)
-def test_strategies_keep_their_promises_on_processes(device, world, tmp_path):
-    first, again = (run(world, tmp_path / name, device) for name in ("first", "again"))
+def test_strategies_keep_their_promises_on_processes(device, world, said_by, tmp_path):
+    first, again = said_by(world, device), run(world, tmp_path / "again", device)
     assert first == again, "the same bits, and as many bytes, at every run"
     for name in SETTINGS:
         assert len({said[name]["digest"] for said in first}) == 1, name
@@ -147,8 +154,8 @@ def test_strategies_keep_their_promises_on_processes(device, world, tmp_path):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_strategy_sends_in_steps_what_it_promises(world, tmp_path):
-    said = run(world, tmp_path / "run")
+def test_a_strategy_sends_in_steps_what_it_promises(world, said_by):
+    said = said_by(world, "cpu")
     sent = {name: sum(each[name]["sent"] for each in said) for name in SETTINGS}
     num_steps = min(6 + world, 9)
     assert sent["sharded"] == pytest.approx(sent["all_reduce"], rel=0.01)
@@ -158,9 +165,9 @@ def test_a_strategy_sends_in_steps_what_it_promises(world, tmp_path):
     assert sent["powersgd"] == pytest.approx(sent["all_reduce"] * 2 * (64 + 768) / (64 * 768), rel=0.02)
 
 
-def test_hierarchical_sums_send_less_between_machines(tmp_path):
+def test_hierarchical_sums_send_less_between_machines(said_by):
     """Trainers 0 and 1 share a machine, and 2 and 3; in a ring of all one of each sends to the other machine."""
-    said = run(4, tmp_path / "run")
+    said = said_by(4, "cpu")
     between = {
         name: sum(
             num_bytes
