@@ -122,7 +122,7 @@ def rows_in(commit_at):
             for keys_U, words_UW in store.scan():
                 rows |= {(name, key): row.tobytes() for key, row in zip(keys_U.tolist(), words_UW, strict=True)}
             store.close()
-            said.append((part.folder, name, facts["rows_by_group"], facts["life"]))
+            said.append((part.folder, name, facts.rows_by_group, facts.life))
         said += [
             (path, (folder / path).read_bytes())
             for path in sorted(part.files)

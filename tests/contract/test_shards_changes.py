@@ -9,6 +9,7 @@ from headrace.codec import plain, typed
 from headrace.pserver.commit.change_files import read_changes
 from headrace.pserver.config import CountEntry, TableSection
 from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.protocol.table_operations import ForgetRow
 from headrace.pserver.store.rocks_store import RocksRowStore
@@ -225,7 +226,7 @@ def test_a_commit_of_before_tables_lived_comes_back(kind, tmp_path):
         ShardCommitPart(
             part.folder,
             part.buckets,
-            {name: {key: facts[key] for key in ("rows", "rows_by_group")} for name, facts in part.tables.items()},
+            {name: TableFacts(facts.rows, facts.rows_by_group) for name, facts in part.tables.items()},
             part.files,
         )
         for part in parts

@@ -83,7 +83,7 @@ def test_a_fresh_job_begins_with_empty_stores(world, tmp_path):
     assert not any(digest_of(world).values())
     parts = w.commit(world.one, tmp_path / "commit", 0)
     for facts in (facts for part in parts for facts in part.tables.values()):
-        assert (facts["rows"], facts["rows_by_group"], facts["changes"]) == (0, {}, [])
+        assert (facts.rows, facts.rows_by_group, facts.changes) == (0, {}, [])
     with job_at(tmp_path, "second", 2, tmp_path / "commit", parts) as again:
         assert not any(digest_of(again).values())
 

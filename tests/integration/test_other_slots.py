@@ -124,9 +124,9 @@ def rows_by_group(store):
     found = {}
     for part in Commits(store).whole()[-1].shards:
         for name, facts in part.tables.items():
-            for group, rows in facts["rows_by_group"].items():
+            for group, rows in facts.rows_by_group.items():
                 of_table = found.setdefault(name, {})
-                of_table[int(group)] = of_table.get(int(group), 0) + rows
+                of_table[group] = of_table.get(group, 0) + rows
     return found
 
 
