@@ -19,6 +19,7 @@ from headrace.default_kinds import with_default_kinds
 from headrace.errors import SpecError
 from headrace.relative_names import check_lengths
 from headrace.renamed_keys import Renamed, with_present_names, with_written_names
+from headrace.text_kinds import TextKind
 from headrace.validation import format_errors
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -37,6 +38,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     renamed: ClassVar[Renamed] = {}
     """Of a whole spec: its keys with an old name, which `validate` accepts."""
+    holds: ClassVar[Mapping[str, TextKind]] = {}
+    """The kind of text in each of its own keys that can hold free text. A key without one is refused over the API."""
     begins_as: ClassVar[Mapping[str, str]] = {}
     """Keys of sections that begin with the settings of another one, where they have no `kind` of their own."""
 

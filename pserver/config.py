@@ -14,6 +14,7 @@ from headrace.identity.credentials import Credentials
 from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.launcher_contact import LauncherContact
 from headrace.shared_folder import SharedFolder
+from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -243,6 +244,11 @@ class SlotLife(Section):
 
 class TableSection(Section):
     """One embedding table."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "show": TextKind.NAME,
+        "click": TextKind.NAME,
+    }
 
     begins_as: ClassVar[Mapping[str, str]] = {"first_order_optimizer": "optimizer"}
     dim: int = Field(default=16, ge=0, le=4096)

@@ -31,6 +31,7 @@ from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, P
 from headrace.renamed_keys import Renamed
 from headrace.secrets import FORMS, is_reference
 from headrace.shared_folder import SharedFolder
+from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 from headrace.trainer.guard_config import GuardsSection, RollbackSection
@@ -41,6 +42,12 @@ NEWEST_DEFAULTS = 4
 
 class TaskSection(Section):
     """A prediction task."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "name": TextKind.NAME,
+        "label": TextKind.NAME,
+        "mask": TextKind.NAME,
+    }
 
     name: str
     """Name of the task and of its prediction."""
@@ -58,6 +65,12 @@ class TaskSection(Section):
 
 class ModelSection(Section):
     """The model and its settings."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "name": TextKind.MODEL,
+        "class_path": TextKind.MODEL,
+        "settings": TextKind.MODEL_SETTINGS,
+    }
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     name: str | None = None
@@ -109,6 +122,11 @@ class LossScaleSection(Section):
 
 class TrainSection(Section):
     """How a training step works."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "amp_white": TextKind.NAME,
+        "amp_black": TextKind.NAME,
+    }
 
     mode: Literal["sync", "async", "geo"] = "sync"
     """Consistency of training. "sync": all trainers take each step together, and a job has the same bits at every run.
@@ -195,6 +213,10 @@ class TrainSection(Section):
 class PassesSection(Section):
     """How the stream is cut into passes."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "keep_in": TextKind.FOLDER,
+    }
+
     max_events: int = Field(default=20_000, ge=1, le=100_000_000)
     """Most events (positions) of a pass, over all partitions."""
     wait: Duration = 1.0
@@ -237,6 +259,12 @@ class PassesSection(Section):
 
 class MetricsSection(Section):
     """Metrics. Each sample is measured before it is learnt."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "gauc_by": TextKind.NAME,
+        "slices": TextKind.NAME,
+        "own": TextKind.METRIC,
+    }
 
     window: PositiveDuration = 86_400.0
     """Length of the sliding window of event time; without event time the window is the last 24 passes."""
@@ -294,6 +322,12 @@ class CommitSection(Section):
 
 class StoreSection(Section):
     """Where a job keeps its log, commits and exports."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "path": TextKind.FOLDER,
+        "mirror": TextKind.PLACE,
+        "key": TextKind.SECRET,
+    }
 
     path: FolderPath
     """Folder, relative to the spec's folder."""
@@ -376,6 +410,12 @@ class GatesSection(Section):
 class ExportSection(Section):
     """One stream of exports: bases, and deltas between them."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "path": TextKind.PLACE,
+        "tables": TextKind.NAME,
+        "command": TextKind.EXPORT_COMMAND,
+    }
+
     path: str | None = None
     """Destination: a folder (relative to the job file's), "file:///folder" or "s3://bucket/prefix" as in store.mirror.
     Default: exports/<stream> in the store."""
@@ -426,6 +466,10 @@ class ExportSection(Section):
 
 class TrainerJob(Section):
     """The sections of the job spec that a trainer reads."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "name": TextKind.NAME,
+    }
 
     renamed: ClassVar[Renamed] = RENAMED_TO_DENSE
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")

@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config import Count, PositiveCount, PositiveSize, Section
 from headrace.pserver.config import Beta, NotNegative, Positive
 from headrace.renamed_keys import Renamed, RenamedKey
+from headrace.text_kinds import TextKind
 from headrace.trainer.rate_schedules import Constant, Schedule
 
 RENAMED_TO_DENSE: Renamed = {
@@ -174,6 +175,10 @@ class HierarchySection(Section):
 class RecomputeSection(Section):
     """Blocks of the model that are computed twice, to keep less memory between the forward and the backward pass."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "blocks": TextKind.NAME,
+    }
+
     blocks: Literal["all"] | tuple[str, ...] = "all"
     """Names of modules in the model, such as "deep" or "encoder.blocks". A list of modules stands for each of them.
     "all": every part of the model that has parameters."""
@@ -188,6 +193,10 @@ def _there(found: Mapping[str, bool]) -> str:
 
 class DenseSection(Section):
     """How the dense parameters learn."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "offload": TextKind.NAME,
+    }
 
     strategy: Literal["all_reduce", "local_sgd", "sharded", "shards", "pipeline"] = "all_reduce"
     """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "local_sgd":

@@ -3,13 +3,15 @@
 trainer.rank0.slot_bounds and trainer.exports.rollback decide by them.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config import Count, PositiveCount, Section
 from headrace.pserver.config import NotNegative, Positive
+from headrace.text_kinds import TextKind
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -71,6 +73,10 @@ class GuardsSection(Section):
 
 class RollbackSection(Section):
     """When `current.json` goes back to an older export: once a metric has fallen for some closes."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "task": TextKind.NAME,
+    }
 
     metric: Literal["auc", "gauc", "logloss"] = "auc"
     """The watched metric. "logloss" falls when it rises."""

@@ -36,6 +36,7 @@ from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Events, Partition, Segment
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.text_kinds import TextKind
 
 if TYPE_CHECKING:
     from headrace.dataset.sources.time_index import TimeIndex
@@ -60,6 +61,14 @@ class FileFormat(StrEnum):
 class FilesSource(RecordedSource):
     """Lines of files, plain or gzip, or rows of Parquet files. All files are one stream, read one after another,
     ordered by the pattern's fields, then by name."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "paths": TextKind.PATTERNS,
+        "root": TextKind.PLACE,
+        "columns": TextKind.NAME,
+        "partition_by": TextKind.NAME,
+        "ready": TextKind.NAME,
+    }
 
     kind: Literal["files"]
     """Files."""

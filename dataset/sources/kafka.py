@@ -5,7 +5,7 @@ dataset.sources.kafka_source reads the stream, dataset.sources.kafka_options che
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
@@ -16,6 +16,7 @@ from headrace.dataset.spec.config import RECORD_CLOCK, Opening, RecordedSource, 
 from headrace.dataset.stream.source import Source
 from headrace.extras import require
 from headrace.secrets import Options
+from headrace.text_kinds import TextKind
 
 OVERLAP_S = 3600.0
 """Default of a Kafka source's `overlap`."""
@@ -23,6 +24,14 @@ OVERLAP_S = 3600.0
 
 class KafkaSource(RecordedSource):
     """Records of Kafka topics; each Kafka partition is a partition of the source."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "topics": TextKind.NAME,
+        "options": TextKind.KAFKA_OPTIONS,
+        "group": TextKind.NAME,
+        "start": TextKind.NAME,
+        "end": TextKind.NAME,
+    }
 
     kind: Literal["kafka"]
     """Kafka."""

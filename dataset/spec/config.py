@@ -16,6 +16,7 @@ from headrace.dataset.spec.event_format import EventFormat
 from headrace.dataset.spec.feature_keys import FeatureKeys, FieldPath
 from headrace.dataset.spec.row_statistics import StatisticsSection
 from headrace.deadline import Deadline
+from headrace.text_kinds import TextKind
 
 if TYPE_CHECKING:
     from headrace.dataset.stream.source import Source
@@ -30,6 +31,11 @@ MAX_DENSE = 1 << 24
 
 class EventTime(Section):
     """Where the time of an event comes from."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "field": TextKind.NAME,
+        "slot": TextKind.NAME,
+    }
 
     field: str | None = None
     """Name of a field of JSON events, or its path: "meta.ts" is field "ts" of field "meta". It holds a number, as text
@@ -90,6 +96,10 @@ class Opening:
 
 class SourceSection(Section):
     """Settings common to all kinds of source, and what each kind says of itself; `dataset.sources.kinds` lists them."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "after": TextKind.NAME,
+    }
 
     after: str | None = None
     """Name of another source of the job, which must have an end: this one begins when all events of that one are in
@@ -172,6 +182,11 @@ class SourceSection(Section):
 class RecordedSource(SourceSection):
     """Settings of sources whose events were written by others: files and Kafka."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "since": TextKind.NAME,
+        "until": TextKind.NAME,
+    }
+
     since: str | None = None
     """Only events of this time or later, by their event time: an ISO time with offset. Others are left out and
     counted."""
@@ -243,6 +258,10 @@ class PipeSettings(Section):
 class PipeSection(PipeSettings):
     """The program that turns events into samples."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "command": TextKind.PIPE_COMMAND,
+    }
+
     kind: Literal["command"] = "command"
     """A program; the default."""
     command: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -264,6 +283,10 @@ class PipeSection(PipeSettings):
 
 class ColumnsPipe(PipeSettings, EventFormat):
     """Samples from events by the keys of the slots, without a program."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "explode": TextKind.NAME,
+    }
 
     kind: Literal["columns"]
     """Columns."""
@@ -300,6 +323,11 @@ class SlotKind(StrEnum):
 class SlotEntry(FeatureKeys):
     """Settings common to all kinds of slot: names; `C{1..26}` is a range."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "name": TextKind.NAME,
+        "names": TextKind.NAME,
+    }
+
     name: str | None = None
     """One name."""
     names: tuple[str, ...] = ()
@@ -323,6 +351,12 @@ class HistorySection(Section):
     The pipe does not emit such a slot. A sample sees the samples of earlier events, in the order of the log, and none
     of its own event. A sample without a key has an empty history."""
 
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "key": TextKind.NAME,
+        "of": TextKind.NAME,
+        "when": TextKind.NAME,
+    }
+
     key: str
     """Sparse slot whose first sign is the key, for example "user"."""
     of: str
@@ -338,6 +372,11 @@ class HistorySection(Section):
 
 class SparseSlot(SlotEntry):
     """Signs (feature ids): 0..n per sample."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "table": TextKind.NAME,
+        "share": TextKind.NAME,
+    }
 
     kind: Literal["sparse"] = "sparse"
     """Sparse."""
@@ -439,6 +478,11 @@ AnySlot = Annotated[
 
 class SampleSection(Section):
     """Slots that describe the sample itself."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "group": TextKind.NAME,
+        "weight": TextKind.NAME,
+    }
 
     group: str | None = None
     """Slot with the sample's group, for example its impression."""

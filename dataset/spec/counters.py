@@ -1,12 +1,13 @@
 """The key `counters` of a dense slot: past-only counts of what happened to a key, over windows of event time. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from headrace.config import PositiveDuration, Section
+from headrace.text_kinds import TextKind
 
 MAX_WINDOWS = 8
 """Most windows and half-lives of a slot: a window is 60 bytes for every key, a half-life 12."""
@@ -31,6 +32,11 @@ class CountersSection(Section):
     The pipe does not emit such a slot. A sample sees the samples of earlier events, in the order of the log, and none
     of its own event. A sample without a key has zeros. The slot has a float for each window and each of `what`, window
     by window; after the windows, likewise for each half-life."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "key": TextKind.NAME,
+        "click": TextKind.NAME,
+    }
 
     key: str | Annotated[tuple[str, ...], Field(min_length=2, max_length=MAX_CROSSED)]
     """Sparse slot whose first sign is the key, for example "article"; or several, for example ["user", "article"]:

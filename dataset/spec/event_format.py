@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace.address import is_loopback
 from headrace.config import Section
 from headrace.secrets import FORMS, is_reference
+from headrace.text_kinds import TextKind
 
 MAX_URL = 1024
 """Longest URL of a registry."""
@@ -17,6 +18,13 @@ MAX_URL = 1024
 
 class EventFormat(Section):
     """How events are written."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "schema_file": TextKind.FOLDER,
+        "message": TextKind.NAME,
+        "registry": TextKind.REGISTRY,
+        "registry_credentials": TextKind.SECRET,
+    }
 
     format: Literal["json", "avro", "protobuf"] = "json"
     """"json": one object each. "avro" and "protobuf": one record or message each, without the header of a file; they

@@ -3,12 +3,14 @@
 Which keys go together, and with which kind of slot, is checked by dataset.features.slot_rules.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer
 
 from headrace.config import Section
+from headrace.text_kinds import TextKind
 
 MAX_CROSSED = 8
 """Most parts of a cross."""
@@ -93,6 +95,14 @@ else:
 
 class FeatureKeys(KeywordKeys):
     """How the values of a slot come from an event; only with `pipe.kind = "columns"`."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "from": TextKind.NAME,
+        "in": TextKind.NAME,
+        "cross": TextKind.NAME,
+        "split": TextKind.VALUE,
+        "default": TextKind.VALUE,
+    }
 
     cross: Annotated[tuple[FieldPath, ...], Field(max_length=MAX_CROSSED)] = ()
     """Sparse slots, or fields of the event, whose ids together are one id."""

@@ -1,10 +1,13 @@
 """The section `join` of a job file: impressions whose labels come later, as clicks in events of their own."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import ClassVar
 
 from pydantic import Field
 
 from headrace.config import PositiveDuration, Section
+from headrace.text_kinds import TextKind
 
 MAX_SAMPLE_BYTES = 16_000
 """Most bytes of a sample that waits."""
@@ -23,6 +26,11 @@ class JoinSection(Section):
 
     An event whose `label` is neither 0 nor missing is a click: only its key, time and label count. Any other event is
     an impression: its sample waits on the shards for its click, or for the end of the window."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "label": TextKind.NAME,
+        "key": TextKind.NAME,
+    }
 
     label: str
     """Meta slot with the label. A click has it in its event; the sample of an impression gets it from its click, or 0

@@ -1,10 +1,12 @@
 """The key `statistics` of a dense slot: what rows of embedding tables know about the ids of a sample. Pure."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
 from headrace.config import Section
+from headrace.text_kinds import TextKind
 
 MAX_OF = 256
 """Most sparse slots whose rows one dense slot tells of."""
@@ -19,6 +21,10 @@ class StatisticsSection(Section):
     The pipe does not emit such a slot. It has two floats for each slot in `of`: log(1 + shows), and
     log(1 + clicks) - log(1 + shows), of the sums over the ids of the slot. The columns that count as shows and clicks
     are those of the table: `tables.<t>.show` and `click`."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "of": TextKind.NAME,
+    }
 
     of: str | Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_OF)]
     """Sparse slot whose rows are asked, for example "article"; or several."""

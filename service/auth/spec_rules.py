@@ -1,13 +1,12 @@
 """Checks what a spec that arrives over the API names: commands, models, brokers and folders, by `allow` of the service.
 
-Every key of every section is visited. `HOLDS` says for each key that can hold free text which kind of text it is. A key
-that is not listed is refused once it is set, so that a new key cannot be forgotten. Sizes are checked by
+Every key of every section is visited. `holds` of a section says for each key that can hold free text which kind of text
+it is. A key that is not listed is refused once it is set, so that a new key cannot be forgotten. Sizes are checked by
 service.auth.spec_sizes.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Literal, assert_never, get_args, get_origin
 
@@ -21,6 +20,7 @@ from headrace.secrets import SECRET_KEYS, is_reference
 from headrace.service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from headrace.service.auth.config import ANY_MORE, AllowSection
 from headrace.service.spec.job import LoadedJob
+from headrace.text_kinds import TextKind
 from headrace.trainer.models.registry import ALL_MODELS
 from headrace.trainer.predict.prediction_plan import names_commit, servers_of
 
@@ -28,120 +28,6 @@ MAX_NAME = 128
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
-class TextKind(Enum):
-    """Kinds of text that a key can hold."""
-
-    NAME = auto()
-    """A name. Some become names of folders, as a table's does."""
-    FOLDER = auto()
-    BASE = auto()
-    """A folder where relative paths start. It gives no access to what lies below it."""
-    PLACE = auto()
-    """A folder, or the address of one."""
-    VERSION = auto()
-    """A commit of the job, or the address of an export."""
-    PATTERNS = auto()
-    PIPE_COMMAND = auto()
-    EXPORT_COMMAND = auto()
-    MODEL = auto()
-    METRIC = auto()
-    VALUE = auto()
-    """A value or a separator of samples: it names nothing."""
-    MODEL_SETTINGS = auto()
-    """Settings of a model that is allowed: numbers, or text that the owner accepted with the class."""
-    KAFKA_OPTIONS = auto()
-    REGISTRY = auto()
-    """URL of a schema registry."""
-    SECRET = auto()
-    """A reference to a secret: credentials for a schema registry, or the key of a mirror."""
-    SPEC = auto()
-    """A whole spec, which is checked where it is loaded."""
-    NETWORK = auto()
-    """An interface or an address at which a job listens."""
-    RAY_CLUSTER = auto()
-
-
-HOLDS: Mapping[tuple[str, str], TextKind] = {
-    ("TrainerJob", "name"): TextKind.NAME,
-    ("Job", "without"): TextKind.NAME,
-    ("SourceSection", "after"): TextKind.NAME,
-    ("RecordedSource", "since"): TextKind.NAME,
-    ("RecordedSource", "until"): TextKind.NAME,
-    ("FilesSource", "paths"): TextKind.PATTERNS,
-    ("FilesSource", "root"): TextKind.PLACE,
-    ("FilesSource", "columns"): TextKind.NAME,
-    ("FilesSource", "partition_by"): TextKind.NAME,
-    ("FilesSource", "ready"): TextKind.NAME,
-    ("KafkaSource", "topics"): TextKind.NAME,
-    ("KafkaSource", "options"): TextKind.KAFKA_OPTIONS,
-    ("KafkaSource", "group"): TextKind.NAME,
-    ("KafkaSource", "start"): TextKind.NAME,
-    ("KafkaSource", "end"): TextKind.NAME,
-    ("EventTime", "field"): TextKind.NAME,
-    ("EventTime", "slot"): TextKind.NAME,
-    ("PipeSection", "command"): TextKind.PIPE_COMMAND,
-    ("ColumnsPipe", "explode"): TextKind.NAME,
-    ("KeywordKeys", "from"): TextKind.NAME,
-    ("KeywordKeys", "in"): TextKind.NAME,
-    ("FeatureKeys", "cross"): TextKind.NAME,
-    ("FeatureKeys", "split"): TextKind.VALUE,
-    ("FeatureKeys", "default"): TextKind.VALUE,
-    ("EventFormat", "schema_file"): TextKind.FOLDER,
-    ("EventFormat", "message"): TextKind.NAME,
-    ("EventFormat", "registry"): TextKind.REGISTRY,
-    ("EventFormat", "registry_credentials"): TextKind.SECRET,
-    ("SlotEntry", "name"): TextKind.NAME,
-    ("SlotEntry", "names"): TextKind.NAME,
-    ("SparseSlot", "table"): TextKind.NAME,
-    ("SparseSlot", "share"): TextKind.NAME,
-    ("HistorySection", "key"): TextKind.NAME,
-    ("HistorySection", "of"): TextKind.NAME,
-    ("HistorySection", "when"): TextKind.NAME,
-    ("CountersSection", "key"): TextKind.NAME,
-    ("CountersSection", "click"): TextKind.NAME,
-    ("StatisticsSection", "of"): TextKind.NAME,
-    ("JoinSection", "label"): TextKind.NAME,
-    ("JoinSection", "key"): TextKind.NAME,
-    ("TaskSection", "name"): TextKind.NAME,
-    ("TaskSection", "label"): TextKind.NAME,
-    ("TaskSection", "mask"): TextKind.NAME,
-    ("SampleSection", "group"): TextKind.NAME,
-    ("SampleSection", "weight"): TextKind.NAME,
-    ("TableSection", "show"): TextKind.NAME,
-    ("TableSection", "click"): TextKind.NAME,
-    ("ModelSection", "name"): TextKind.MODEL,
-    ("ModelSection", "class_path"): TextKind.MODEL,
-    ("ModelSection", "settings"): TextKind.MODEL_SETTINGS,
-    ("TrainSection", "amp_white"): TextKind.NAME,
-    ("TrainSection", "amp_black"): TextKind.NAME,
-    ("DenseSection", "offload"): TextKind.NAME,
-    ("RecomputeSection", "blocks"): TextKind.NAME,
-    ("MetricsSection", "gauc_by"): TextKind.NAME,
-    ("MetricsSection", "slices"): TextKind.NAME,
-    ("MetricsSection", "own"): TextKind.METRIC,
-    ("PassesSection", "keep_in"): TextKind.FOLDER,
-    ("StoreSection", "path"): TextKind.FOLDER,
-    ("StoreSection", "mirror"): TextKind.PLACE,
-    ("StoreSection", "key"): TextKind.SECRET,
-    ("ExportSection", "path"): TextKind.PLACE,
-    ("ExportSection", "tables"): TextKind.NAME,
-    ("RollbackSection", "task"): TextKind.NAME,
-    ("ExportSection", "command"): TextKind.EXPORT_COMMAND,
-    ("ClusterSection", "interface"): TextKind.NETWORK,
-    ("ClusterSection", "listen"): TextKind.NETWORK,
-    ("ClusterSection", "ray_address"): TextKind.RAY_CLUSTER,
-    ("InputSection", "paths"): TextKind.PATTERNS,
-    ("KafkaInput", "topic"): TextKind.NAME,
-    ("KafkaInput", "options"): TextKind.KAFKA_OPTIONS,
-    ("PredictionRequest", "output"): TextKind.FOLDER,
-    ("PredictionRequest", "version"): TextKind.VERSION,
-    ("PredictionRequest", "columns"): TextKind.NAME,
-    ("PredictionRequest", "shuffle"): TextKind.NAME,
-    ("PredictionRequest", "outputs"): TextKind.NAME,
-    ("PredictionRequest", "spec"): TextKind.SPEC,
-    ("PredictionRequest", "base"): TextKind.BASE,
-}
-"""By section and key. An inherited key is listed under the section that declares it."""
 KAFKA_TEXTS = (
     "bootstrap_servers client_dns_lookup client_id client_rack isolation_level sasl_mechanism sasl_plain_password "
     "sasl_plain_username security_protocol ssl_ciphers ssl_password"
@@ -293,8 +179,9 @@ class SpecRules:
 
 
 def held(owner: type[BaseModel], name: str) -> TextKind | None:
-    """The kind of text in key `name` of section `owner`; None where `HOLDS` does not list it."""
-    return next((HOLDS[base.__name__, name] for base in owner.__mro__ if (base.__name__, name) in HOLDS), None)
+    """The kind of text in key `name` of section `owner`; None where no section says it."""
+    said = (vars(base).get("holds", {}) for base in owner.__mro__)
+    return next((holds[name] for holds in said if name in holds), None)
 
 
 def texts(section: BaseModel, at: str = "") -> Iterator[tuple[type[BaseModel], str, Any, str]]:

@@ -1,13 +1,14 @@
 """The section `cluster` of a job spec: how many processes a job has, where they listen, and how often they restart."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from headrace.address import LOOPBACK, format_address, is_loopback, parse_address
 from headrace.config import Duration, PositiveDuration, Section, Size
 from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.text_kinds import TextKind
 
 NOBODY_JOINS = format_address(LOOPBACK, 0)
 """Default of `cluster.listen`: no other machine reaches it, and nobody knows the port before."""
@@ -33,6 +34,12 @@ class RoleResources(Section):
 
 class ClusterSection(Section):
     """How many processes of each role."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "interface": TextKind.NETWORK,
+        "listen": TextKind.NETWORK,
+        "ray_address": TextKind.RAY_CLUSTER,
+    }
 
     trainers: int = Field(default=1, ge=1, le=64)
     """Trainer processes."""

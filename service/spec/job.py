@@ -6,7 +6,7 @@ Each section checks itself; service.spec.references checks them against each oth
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace import documents
 from headrace.config import load_toml, validate
@@ -15,6 +15,7 @@ from headrace.secrets import check_shown, secrets_of, with_secrets, with_secrets
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.left_out import without_left_out
 from headrace.service.spec.references import check_places, check_references
+from headrace.text_kinds import TextKind
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
 from headrace.trainer.predict.after_training import check_after
 from headrace.trainer.predict.config import PredictionRequest
@@ -24,6 +25,10 @@ from headrace.validation import naming_entries
 
 class Job(TrainerJob):
     """A job file, as a user writes it."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "without": TextKind.NAME,
+    }
 
     cluster: ClusterSection = ClusterSection()
     """The processes of the job."""

@@ -14,9 +14,10 @@ from headrace.errors import SpecError
 from headrace.secrets import without_secrets
 from headrace.service.api.jobs import CreateJob
 from headrace.service.auth.config import AllowSection
-from headrace.service.auth.spec_rules import SpecRules, TextKind, check_spec, declares_text, held, holds_text
+from headrace.service.auth.spec_rules import SpecRules, check_spec, declares_text, held, holds_text
 from headrace.service.auth.spec_sizes import check_size
 from headrace.service.spec.job import Job, LoadedJob, job_of
+from headrace.text_kinds import TextKind
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.contract import Shape, SlotShape
 from headrace.trainer.models.registry import MODELS, check_section

@@ -1,7 +1,8 @@
 """The request of a prediction job, and the configuration of its workers. Imports no torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +10,7 @@ from headrace.config import Count, FolderPath, PositiveSize, Section
 from headrace.dataset.spec.path_pattern import PathPattern
 from headrace.pserver.config import Wire
 from headrace.secrets import Options
+from headrace.text_kinds import TextKind
 
 LIVE = "live"
 """Version name of the newest commit."""
@@ -18,6 +20,11 @@ TIMES = "event_time"
 
 class KafkaInput(Section):
     """Ranges of a Kafka topic."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "topic": TextKind.NAME,
+        "options": TextKind.KAFKA_OPTIONS,
+    }
 
     topic: str
     """The topic."""
@@ -30,6 +37,10 @@ class KafkaInput(Section):
 
 class InputSection(Section):
     """The events to predict: files in the job's own format, or ranges of a Kafka topic."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "paths": TextKind.PATTERNS,
+    }
 
     paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1, max_length=1_000)
     """Globs or templates as in sources.*.paths, relative to the job's folder. If all end with .parquet, rows of Parquet
@@ -46,6 +57,16 @@ class InputSection(Section):
 
 class PredictionRequest(Section):
     """One prediction job."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "output": TextKind.FOLDER,
+        "version": TextKind.VERSION,
+        "columns": TextKind.NAME,
+        "shuffle": TextKind.NAME,
+        "outputs": TextKind.NAME,
+        "spec": TextKind.SPEC,
+        "base": TextKind.BASE,
+    }
 
     input: InputSection
     """The events."""
