@@ -333,8 +333,8 @@ class ResizeStatus(Struct, frozen=True, kw_only=True):
     """A resize that is being prepared."""
 
     id: str = ""
-    shards: int | None = None
-    trainers: int | None = None
+    shards: int = 0
+    trainers: int = 0
     for_s: float | None = None
     state: str = ""
     may_begin: bool = False

@@ -1,10 +1,9 @@
 """Runs the rounds of a fault run, and prints their results."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +12,7 @@ from headrace.service.cluster.runtime import OnLine
 from headrace.service.faults.rounds import FaultRuns, Round
 from headrace.service.faults.summary_table import message_of, table_of, total_line
 from headrace.service.monitor.lines import labelled
+from headrace.trainer.job_status import Status
 
 BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
 BY_COUNTS = "events and counts of every close and of the report, and the exports made: in this mode weights differ"
@@ -29,7 +29,7 @@ class _Quiet:
     def on_line(self, worker: str, text: str) -> None:
         print_printable(labelled(worker, text), file=self._file, flush=True)
 
-    def watching(self, _status: Callable[[], Mapping[str, Any]]) -> nullcontext[None]:
+    def watching(self, _status: Callable[[], Status]) -> nullcontext[None]:
         return nullcontext()
 
 

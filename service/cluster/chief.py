@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.role import RoleClient
+from headrace.trainer.job_status import StallStatus, Status, read
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class ChiefConnection:
 
     def __init__(
         self,
-        before: Mapping[str, Any],
+        before: Status,
         address: Callable[[], str | None],
         secret: str,
         interval_s: float,
@@ -60,13 +63,13 @@ class ChiefConnection:
         self._thread.start()
 
     @property
-    def status(self) -> Mapping[str, Any]:
-        """The last known status, with "stalled" where the chief has been silent for too long."""
+    def status(self) -> Status:
+        """The last known status, with a stall where the chief has been silent for too long."""
         heard_s = self._heard_s
         if heard_s is None or (for_s := time.monotonic() - heard_s) <= self._max_silent_s:
             return self._status
-        silent = {"waits_for": "worker", "worker": self._worker, "for_s": for_s, "max_s": self._max_silent_s}
-        return {**self._status, "stalled": silent}
+        silent = StallStatus(waits_for="worker", worker=self._worker, for_s=for_s, max_s=self._max_silent_s)
+        return replace(self._status, stalled=silent)
 
     def drain(self) -> None:
         """Send the chief the request to drain as soon as it can be reached. Returns at once."""
@@ -113,5 +116,5 @@ class ChiefConnection:
             client.operate(report, Deadline.after(CALL_S))
             if self._report is report:
                 self._report = None
-        self._status = client.status(Deadline.after(CALL_S))
+        self._status = read(Status, client.status(Deadline.after(CALL_S)))
         self._heard_s = time.monotonic()

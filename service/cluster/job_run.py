@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace import documents
 from headrace.dataset.loader.dead_letters import format_example
 from headrace.durable import writing
@@ -38,6 +40,8 @@ from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TraceWindow
+from headrace.trainer.job_status import CommitStatus, MetricsStatus, Status, read
+from headrace.trainer.run_report import RunReport
 
 
 class JobRun:
@@ -53,7 +57,7 @@ class JobRun:
         """Where the trace is, in words; "" without one."""
         self.report: Mapping[str, Any] = {}
         """The report that the chief wrote at its end."""
-        self._end: Mapping[str, Any] = {}
+        self._end: Status | None = None
 
     def run(self) -> RunOutcome:
         """Run the job to its end; see JobRunner.run."""
@@ -65,9 +69,9 @@ class JobRun:
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Status:
         """See JobRunner.status; after the end, with the final figures."""
-        return {**self.launcher.status(), **self._end}
+        return self._end or self.launcher.status()
 
 
 def outcome_of_report(outcome: RunOutcome, report: Mapping[str, Any], *, joins: bool) -> RunOutcome:
@@ -202,21 +206,27 @@ def read_report(path: Path) -> Mapping[str, Any]:
     return documents.read_object(path) if path.exists() else {}
 
 
-def last_status(outcome: RunOutcome, report: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The final figures, which replace those of the chief's last status, from some time before the end."""
+def last_status(outcome: RunOutcome, found: Mapping[str, Any], before: Status) -> Status:
+    """The chief's last status, from some time before the end, with the final figures of the report that it wrote."""
     if outcome.code != ExitCode.DRAINED:
-        return {"state": "failed"}
-    figures = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
-    if "passes" not in report:
-        return {"state": "done", **figures}
-    version = report["passes"]
-    commit = {
-        **(before.get("commit") or {}),
-        "version": version,
-        "age_s": 0.0,
-        "failing": None,
-    }  # the end waited for this commit
-    return {"state": "done", **figures, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}
+        return replace(before, state="failed")
+    if not found:
+        return replace(before, state="done")
+    report = read(RunReport, found)
+    return replace(
+        before,
+        state="done",
+        pass_number=report.passes,
+        version=report.passes,
+        events=report.events,
+        samples=report.samples,
+        rejected=report.rejected,
+        positions=report.positions,
+        metrics=read(MetricsStatus, found.get("metrics", {})),
+        lag={},
+        commit=replace(before.commit or CommitStatus(), version=report.passes, age_s=0.0, failing=None),  # waited for
+        trouble="",
+    )
 
 
 def print_outcome(outcome: RunOutcome, launcher: JobRunner, report: Mapping[str, Any], path: Path) -> int:

@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.deadline import Deadline
@@ -27,7 +28,7 @@ from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLa
 from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
 from headrace.service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
 from headrace.service.cluster.worker_plan import JobPlan
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import StallStatus, Status
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
@@ -68,7 +69,7 @@ class JobRunner:
         self._status_interval_s, self._stop_code = status_interval_s, stop_code
         self._events: Events = queue.SimpleQueue()
         self._deaths: list[Death] = []
-        self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # shown until a chief answers
+        self._before = Status(job=job)  # shown until a chief answers
         self._chief: ChiefConnection | None = None
         self._generation: Generation | None = None
         self._drain_asked = threading.Lock()  # acquired once, at the first request
@@ -78,33 +79,30 @@ class JobRunner:
         self._refused_before = Counter(refusals.PROCESS.counts())
         self._version = 0  # the newest that a chief has reported
 
-    def status(self) -> Mapping[str, Any]:
-        """The chief's last status, with "restarts" and "last_death"; "state" is "restarting" between generations.
+    def status(self) -> Status:
+        """The chief's last status, with the launcher's figures; the state is "restarting" between generations.
 
         Any thread.
         """
         status = self._before if self._chief is None else self._chief.status
-        if status.get("state") == STANDBY:
+        if status.state == STANDBY:
             status = self._before
+        refused = Counter(refusals.PROCESS.counts()) - self._refused_before + Counter(status.refused)
         last_death = self._deaths[-1].reason if self._deaths else None
-        if here := Counter(refusals.PROCESS.counts()) - self._refused_before:
-            status = {**status, "refused": dict(here + Counter(status.get("refused", {})))}
-        told = {**status, "restarts": len(self._deaths), "last_death": last_death}
+        told = replace(status, restarts=len(self._deaths), last_death=last_death, refused=dict(refused))
         if self._generation is None:
             return told
         if late := self._generation.unrenewed:
-            told["unrenewed"] = late
+            told = replace(told, unrenewed=late)
         waits = self._generation.waits
-        return told if waits is None else {**told, "stalled": {"waits_for": "workers", "text": waits}}
+        return told if waits is None else replace(told, stalled=StallStatus(waits_for="workers", text=waits))
 
     def lacks(self) -> str:
         """The things that the job lacks to be ready, in words; "" while its workers run. Any thread."""
         status = self.status()
-        stalled = status.get("stalled") or {}
-        if stalled.get("waits_for") in ("workers", "store"):
-            return str(stalled["text"])
-        state = str(status.get("state"))
-        return f"the job is {state}" if state in NOT_READY else ""
+        if status.stalled is not None and status.stalled.waits_for in ("workers", "store"):
+            return status.stalled.text
+        return f"the job is {status.state}" if status.state in NOT_READY else ""
 
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker of the last generation. Any thread."""
@@ -182,13 +180,13 @@ class JobRunner:
                 waits = f"the workers start once the object store can be reached: {error}"
                 if failures == 1:
                     self._on_line(LAUNCHER, waits)
-                self._before = {**self._before, "stalled": {"waits_for": "store", "text": waits}}
+                self._before = replace(self._before, stalled=StallStatus(waits_for="store", text=waits))
                 if self._stop_requested_within(STORE_PAUSES.pause_s(failures)):
                     return None
             else:
                 if failures:
                     self._on_line(LAUNCHER, "the object store is reached again")
-                    self._before = {**self._before, "stalled": None}
+                    self._before = replace(self._before, stalled=None)
                 return plan
 
     def _standing_by(self, plan: JobPlan) -> Successor:
@@ -197,12 +195,10 @@ class JobRunner:
         with ExitStack() as held:
             launcher = held.enter_context(self._launcher.beside())
             address = partial(launcher.rendezvous.address, plan.chief)
-            chief = self._connection(plan, address, {"state": STANDBY})
+            chief = self._connection(plan, address, Status(state=STANDBY))
             return self._begun(plan, launcher, chief, held.pop_all())
 
-    def _connection(
-        self, plan: JobPlan, address: Callable[[], str | None], before: Mapping[str, Any]
-    ) -> ChiefConnection:
+    def _connection(self, plan: JobPlan, address: Callable[[], str | None], before: Status) -> ChiefConnection:
         return ChiefConnection(
             before,
             address,
@@ -222,14 +218,7 @@ class JobRunner:
 
     def _show_restarting(self) -> None:
         """Until the next chief answers, the status has the last figures of the one before, but no resize of its."""
-        self._before = {
-            **self.status(),
-            "state": "restarting",
-            "stalled": None,
-            "refused": {},
-            "resizing": None,
-            "unrenewed": {},
-        }
+        self._before = replace(self.status(), state="restarting", stalled=None, refused={}, resizing=None, unrenewed={})
         self._chief = None
 
     def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:
@@ -283,7 +272,7 @@ class JobRunner:
 
     def _closed_more(self) -> bool:
         """True if the chief reported a newer version than any before. Closes after its last status are not known."""
-        version = read(Status, self.status()).version or 0
+        version = self.status().version or 0
         before, self._version = self._version, max(self._version, version)
         return version > before
 

@@ -17,6 +17,7 @@ from headrace.service.cluster.generation import Generation
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
 from headrace.service.cluster.supervision import Event, RunOutcome
 from headrace.service.cluster.worker_plan import JobPlan
+from headrace.trainer.job_status import ResizeStatus
 
 STANDBY = "standby"
 """The state of a generation that has not claimed the job."""
@@ -87,9 +88,10 @@ class StandbyWorkers:
 
     def step(self, event: Event, last: int) -> None:
         """Begin them where rank 0 asks for them, act on an event of theirs, and report. `last`: the last generation."""
-        wanted = self._present.chief.status.get("resizing") or {}
+        wanted = self._present.chief.status.resizing
         if self._mine is None:
-            if wanted.get("may_begin") and wanted["id"] not in self._tried and not self._present.stop_asked:
+            may_begin = wanted is not None and wanted.may_begin and not self._present.stop_asked
+            if wanted is not None and may_begin and wanted.id not in self._tried:
                 self._start(wanted, last)
             return
         self._mine.generation.step(event)
@@ -101,7 +103,7 @@ class StandbyWorkers:
         elif self._until is not None and self._until.passed():
             self._fail(f"the rows were not moved within {PREPARE_S:g} s")
         else:
-            self._report(self._mine.generation.chief.status)
+            self._report(self._mine.generation.chief.status.moved)
 
     def successor_of(self, outcome: RunOutcome, *, stop_asked: bool) -> Successor | None:
         """Hand them over at the end of the generation that trained, if they have the job or will have it at once.
@@ -117,10 +119,10 @@ class StandbyWorkers:
         self._on_line(LAUNCHER, f"generation {successor.generation.plan.generation} takes over")
         return successor
 
-    def _start(self, wanted: Mapping[str, Any], last: int) -> None:
-        self._resize = wanted["id"]
+    def _start(self, wanted: ResizeStatus, last: int) -> None:
+        self._resize = wanted.id
         self._tried.add(self._resize)
-        trainers, shards = wanted["trainers"], wanted["shards"]
+        trainers, shards = wanted.trainers, wanted.shards
         try:
             plan = self._plans.beside(last, self._resize, trainers, shards)
             self._mine = self._begin(plan)
@@ -133,8 +135,7 @@ class StandbyWorkers:
             f"resize to {trainers} trainers and {shards or 'embedded'} shards: generation {plan.generation} stands by",
         )
 
-    def _report(self, status: Mapping[str, Any]) -> None:
-        moved = status.get("moved")
+    def _report(self, moved: Mapping[str, Any] | None) -> None:
         if moved is not None and moved != self._reported:
             self._reported = moved
             self._present.chief.report({"do": "resizing", "id": self._resize, "moved": moved})

@@ -5,11 +5,10 @@ service.history.version_ages compares.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import HeadraceError, SpecError
 from headrace.lifecycle import ExitCode
@@ -23,7 +22,7 @@ from headrace.service.history.version_ages import AgedPart, aged_parts, spread
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.trainer.checkpoint.commits import Commit, Commits, order_of
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import Status
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read_history
 
@@ -122,10 +121,8 @@ def _drained_after(run: JobRun, events: int) -> Iterator[None]:
         thread.join()
 
 
-def _watch(
-    status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], events: int, done: threading.Event
-) -> None:
+def _watch(status: Callable[[], Status], drain: Callable[[], None], events: int, done: threading.Event) -> None:
     while not done.wait(LOOK_S):
-        if (read(Status, status()).events or 0) >= events:
+        if (status().events or 0) >= events:
             drain()
             return

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace import documents
+from headrace.codec import plain
 from headrace.durable import REAL, write_whole, writing
 from headrace.file_lock import is_locked
 from headrace.service.jobs.errors import HostingError
 from headrace.service.jobs.host import Ending
 from headrace.service.records.database import utc_now
+from headrace.trainer.job_status import Status, read
 
 
 class FolderDamaged(HostingError):
@@ -153,7 +155,7 @@ class JobFolder:
 
     # -- how it ended
 
-    def write_outcome(self, ask: int, ending: Ending, status: Mapping[str, Any]) -> None:
+    def write_outcome(self, ask: int, ending: Ending, status: Status) -> None:
         """Write how the job ended: the launcher as its last act, or the service for a failed job. Raises Unwritable."""
         content = {
             "ask": ask,
@@ -161,11 +163,11 @@ class JobFolder:
             "reason": ending.reason,
             "lines": ending.lines,
             "at": ending.at.isoformat(),
-            "status": status,
+            "status": plain(status),
         }
         self._write("outcome.json", content)
 
-    def outcome(self, ask: int) -> tuple[Ending, dict[str, Any]] | None:
+    def outcome(self, ask: int) -> tuple[Ending, Status] | None:
         """How the job ended after its start request number `ask`, and its last status; None: it has not ended."""
         content = self._read("outcome.json")
         if content is None or content.get("ask") != ask:
@@ -173,10 +175,10 @@ class JobFolder:
         try:
             at = datetime.fromisoformat(content["at"])
             ending = Ending(int(content["code"]), str(content["reason"]), tuple(content["lines"]), at)
-            return ending, dict(content["status"])
+            return ending, read(Status, {"state": "", **content["status"]})
         except (KeyError, TypeError, ValueError) as error:
             reason = f"it ended, but the reason is lost: outcome.json is damaged ({error})"
-            return Ending(1, reason, (), utc_now()), {}
+            return Ending(1, reason, (), utc_now()), Status(state="")
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         path = self.path / name

@@ -15,7 +15,7 @@ from headrace.service.jobs.hot_settings import change
 from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
 from headrace.service.records.database import Records, opened, utc_now
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import Status
 
 PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
 """By the state that the run reports. Its end is final: no launcher writes an outcome afterwards."""
@@ -24,9 +24,7 @@ PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
 class ForegroundHost:
     """See module docstring, and Host."""
 
-    def __init__(
-        self, job: LoadedJob, status: Callable[[], Mapping[str, Any]], records: Records, work: OperationQueue
-    ) -> None:
+    def __init__(self, job: LoadedJob, status: Callable[[], Status], records: Records, work: OperationQueue) -> None:
         self._job, self._status, self._records, self._work = job, status, records, work
         self._begun: datetime = utc_now()
         self._revision, self._lock = 1, threading.Lock()
@@ -97,7 +95,7 @@ class ForegroundHost:
     def status(self, name: str) -> Status:
         """See Host."""
         self._check(name)
-        return read(Status, self._status())
+        return self._status()
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
         """See Host. A foreground run prints its lines and does not store them."""
@@ -115,7 +113,7 @@ class ForegroundHost:
 
 @contextmanager
 def foreground_host(
-    job: LoadedJob, status: Callable[[], Mapping[str, Any]], problem_of: ProblemOf = plain_problem
+    job: LoadedJob, status: Callable[[], Status], problem_of: ProblemOf = plain_problem
 ) -> Iterator[ForegroundHost]:
     """The host of a run, with a temporary database."""
     with TemporaryDirectory(prefix="headrace-run-") as folder:

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
 from headrace.logs import setup
 from headrace.rpc import channels, unix_sockets
-from headrace.rpc.role import finite, serve_role
+from headrace.rpc.role import serve_role
 from headrace.service.cluster.job_run import JobRun, open_run
 from headrace.service.cluster.runtime import LAUNCHER
 from headrace.service.cluster.store import OUTPUT
@@ -33,6 +33,7 @@ from headrace.service.jobs.preflight import check_run
 from headrace.service.predict.after_training import RunThenPredict
 from headrace.service.records.database import utc_now
 from headrace.service.spec.job import job_of
+from headrace.trainer.job_status import Status
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +71,13 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     try:
         ending, status = _run(folder, assigned, max_output, paused)
     except HeadraceError as error:
-        ending, status = Ending(error.exit_code, str(error), (), utc_now()), {"state": "failed"}
+        ending, status = Ending(error.exit_code, str(error), (), utc_now()), Status(state="failed")
     except Exception as error:  # the top of the process: the outcome has the error
         log.exception("a bug")
         reason = f"the launcher failed by a bug: {type(error).__name__}: {error}"
         ending = Ending(ExitCode.BUG, reason, tuple(traceback.format_exc().splitlines()[-20:]), utc_now())
-        status = {"state": "failed"}
-    folder.write_outcome(assigned.ask, ending, finite(status))  # 5
+        status = Status(state="failed")
+    folder.write_outcome(assigned.ask, ending, status)  # 5
     return ending.code
 
 
@@ -84,7 +85,7 @@ def _this_process(assigned: Assignment, *, claimed: bool) -> LauncherProcess:
     return LauncherProcess(assigned.id, os.getpid(), claimed, headrace.__version__, environment())
 
 
-def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
+def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool) -> tuple[Ending, Status]:
     spec, base = folder.job()
     job = with_store_defaults(job_of(spec, base))
     with ExitStack() as held:
@@ -101,7 +102,7 @@ def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool)
         )
         channels.write_address(folder.address, server.address)  # 3
         outcome = both.run()  # 4
-        return _ending(outcome, run), dict(both.status())
+        return _ending(outcome, run), both.status()
 
 
 class _Lines:

@@ -40,7 +40,7 @@ from headrace.service.jobs.registry import JobRecord, JobRegistry
 from headrace.service.jobs.supervisor import Supervisor
 from headrace.service.records.database import utc_now
 from headrace.service.spec.job import LoadedJob, job_of
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import Status
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +126,8 @@ class LocalHost:
     def _last_status(self, entry: JobRecord, seen: ObservedState) -> Status:
         """The last status of its launcher, or the one written at its end; with an empty state where there is none."""
         if not seen.alive and seen.ending is not None and (outcome := entry.folder.outcome(entry.ask)) is not None:
-            last: Mapping[str, Any] = outcome[1]
-        else:
-            last = self._supervisor.status(entry.name)
-        return read(Status, last) if last else Status(state="")
+            return outcome[1]
+        return self._supervisor.status(entry.name)
 
     def _hosted(self, entry: JobRecord) -> HostedJob:
         """The job as it is now. An error of one job affects only that job."""

@@ -8,9 +8,11 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from msgspec.structs import replace
 
 from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
@@ -37,6 +39,7 @@ from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.host import Desired, Ending
 from headrace.service.jobs.registry import JobRecord, JobRegistry
 from headrace.service.records.database import Records, utc_now
+from headrace.trainer.job_status import Status
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +67,8 @@ class _Watched:
     line: ChiefConnection | None = None
     draining: bool = False
     dead_since_s: float | None = None
-    last: Mapping[str, Any] = field(default_factory=dict)
-    """The last status of the last launcher."""
+    last: Status = Status(state="")
+    """The last status of the last launcher; with an empty state where there was none."""
     process: "subprocess.Popen[bytes] | None" = None
     """The launcher's process, if this service started it and must reap it."""
     logged: str = ""
@@ -123,8 +126,8 @@ class Supervisor:
         watched = self._watched.get(entry.name, _Watched())
         return launcher_process.observed(entry, draining=watched.draining, dead_since_s=watched.dead_since_s)
 
-    def status(self, name: str) -> Mapping[str, Any]:
-        """The last status of the job's launcher; empty if there was none since the start of this service."""
+    def status(self, name: str) -> Status:
+        """The last status of the job's launcher; its state is empty if there was none since this service started."""
         watched = self._watched.get(name, _Watched())
         return watched.last if watched.line is None else watched.line.status
 
@@ -175,7 +178,7 @@ class Supervisor:
         watched.dead_since_s = None
         assigned = entry.folder.assigned()
         if assigned is not None and assigned.id != watched.id:
-            before = {**watched.last, "job": entry.name, "state": "starting", "stalled": None}
+            before = replace(watched.last, job=entry.name, state="starting", stalled=None)
             watched.line = ChiefConnection(
                 before, address_in(entry.folder.address), assigned.secret, STATUS_S, worker="the launcher"
             )
@@ -239,7 +242,7 @@ class Supervisor:
     def _give_up(self, entry: JobRecord, code: int, reason: str) -> None:
         ending = Ending(code, reason, last_printed(entry.folder), utc_now())
         self._audit("give up", entry, reason)
-        entry.folder.write_outcome(entry.ask, ending, {**self.status(entry.name), "state": "failed"})
+        entry.folder.write_outcome(entry.ask, ending, replace(self.status(entry.name), state="failed"))
 
     def _audit(self, what: str, entry: JobRecord, reason: str) -> None:
         self._records.audit(SERVICE, what, entry.name, {"reason": reason})

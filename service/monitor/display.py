@@ -4,9 +4,8 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,7 +17,7 @@ from headrace.printable import printable
 from headrace.service.monitor.alarms import alarms
 from headrace.service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text, total
 from headrace.service.monitor.shows import PlainShow, Show
-from headrace.trainer.job_status import CommitStatus, MirrorStatus, Status, read
+from headrace.trainer.job_status import CommitStatus, MirrorStatus, Status
 
 REFRESH_PER_S = 4
 LOG_LINES = 8
@@ -113,11 +112,11 @@ class LiveShow:
         self._lines.append(printable(labelled(worker, text)))
 
     @contextmanager
-    def watching(self, status: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    def watching(self, status: Callable[[], Status]) -> Iterator[None]:
         """Draw until the context ends; the last drawing stays."""
 
         def picture() -> RenderableType:
-            return render(read(Status, status()), tuple(self._lines))
+            return render(status(), tuple(self._lines))
 
         with Live(console=self._console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
             yield

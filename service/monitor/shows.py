@@ -3,13 +3,13 @@ service.monitor.display's."""
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.printable import print_printable
 from headrace.service.monitor.lines import labelled, status_changes
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import Status
 
 LINE_EVERY_S = 2.0
 """Interval at which progress is printed as plain text."""
@@ -22,7 +22,7 @@ class Show(Protocol):
         """Take one line of a worker's output. Any thread."""
         ...
 
-    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
+    def watching(self, status: Callable[[], Status]) -> AbstractContextManager[None]:
         """Show `status()` repeatedly until the context ends."""
         ...
 
@@ -37,9 +37,9 @@ class PlainShow:
         """Print a worker's line."""
         self._print(labelled(worker, text))
 
-    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
+    def watching(self, status: Callable[[], Status]) -> AbstractContextManager[None]:
         """Print progress and alarms on a thread, where they have changed."""
-        return _Ticking(lambda last: self._print_news(read(Status, status()), last), self._every_s)
+        return _Ticking(lambda last: self._print_news(status(), last), self._every_s)
 
     def _print_news(self, status: Status, last: Status | None) -> Status:
         for line in status_changes(status, last):

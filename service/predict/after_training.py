@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.extras import require
@@ -23,6 +25,7 @@ from headrace.service.predict.prediction import predict
 from headrace.service.predict.summary import summary_of_prediction
 from headrace.service.predict.worker_group import PredictionCancelled
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.job_status import Status
 from headrace.trainer.predict.after_training import SECTION, check_outputs
 from headrace.trainer.predict.config import PredictionRequest
 from headrace.trainer.predict.output_files import PredictionOutput
@@ -67,7 +70,8 @@ class RunThenPredict:
     def __init__(self, run: JobRun, job: LoadedJob, on_line: OnLine) -> None:
         self._run, self._job, self._on_line = run, job, on_line
         self._cancelled = threading.Event()
-        self._shown: Mapping[str, Any] = {}
+        self._predicting = ""
+        """The progress of the prediction."""
         self.predicted: Mapping[str, Any] | None = None
         """The prediction as the report has it."""
 
@@ -86,11 +90,12 @@ class RunThenPredict:
             except HeadraceError as error:
                 return RunOutcome(error.exit_code, f"the stream is drained, but its prediction failed: {error}")
             finally:
-                self._shown = {}
+                self._predicting = ""
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Status:
         """See JobRun.status. A job that predicts is still "draining"."""
-        return {**self._run.status(), **self._shown}
+        status = self._run.status()
+        return replace(status, state="draining", predicting=self._predicting) if self._predicting else status
 
     def lacks(self) -> str:
         """See JobRunner.lacks."""
@@ -122,7 +127,7 @@ class RunThenPredict:
             write_whole(REAL, path, json.dumps(self._run.report, indent=2, allow_nan=False).encode())
 
     def _notify(self, _share: float | None, text: str) -> None:
-        self._shown = {"state": "draining", "predicting": text}
+        self._predicting = text
         self._on_line(LAUNCHER, f"predicting: {text}")
 
 

@@ -1,10 +1,9 @@
 """`headrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,9 +21,9 @@ from headrace.service.monitor.shows import Show
 from headrace.service.predict.after_training import RunThenPredict, prediction_lines
 from headrace.service.spec.job import LoadedJob
 from headrace.timeline import TraceWindow
-from headrace.trainer.job_status import Status, read
+from headrace.trainer.job_status import Status
 
-GetStatus = Callable[[], Mapping[str, Any]]
+GetStatus = Callable[[], Status]
 
 
 def run_job(
@@ -52,8 +51,8 @@ def run_job(
     def lacks() -> str:
         return "the store is not open yet" if opened is None else opened.lacks()
 
-    def status() -> Mapping[str, Any]:
-        return {} if opened is None else opened.status()
+    def status() -> Status:
+        return Status() if opened is None else opened.status()
 
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
@@ -85,7 +84,7 @@ def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractConte
         from headrace.service.api.exposition import Exposition, exposition
 
         async def page(scope: Scope, receive: Receive, send: Send) -> None:
-            found, accept = [(job, read(Status, status()))], Headers(scope=scope).get("accept", "")
+            found, accept = [(job, status())], Headers(scope=scope).get("accept", "")
             await Exposition.of(partial(exposition, found), accept)(scope, receive, send)
 
         return page

@@ -27,7 +27,6 @@ from headrace.service.sizing.process_use import ProcessUse, use_by_worker
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.trainer.checkpoint.commits import Commits
-from headrace.trainer.job_status import Status, read
 
 POLL_S = 0.1
 DENSE_FILE = "dense.safetensors"
@@ -84,7 +83,7 @@ class _Watch:
 
     def look(self, runner: JobRunner) -> None:
         """Once."""
-        status = read(Status, runner.status())
+        status = runner.status()
         version = status.version or 0
         samples = status.samples or 0
         if version and (not self.looks or samples > self.looks[-1][0]):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.codec import plain
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.train.assembly import Trainer, open_trainer
 from tests.bench.synthetic import MadeReader, in_turn
@@ -71,7 +72,7 @@ def committed(trainer: Trainer, version: int) -> dict:
         committer.begin(version, trainer.parts.dense.consolidate())
     while not committer.finish(version):
         time.sleep(0.001)
-    return committer.status()
+    return plain(committer.status())
 
 
 def pause(num_rows: int, num_shards: int) -> dict[str, float]:
@@ -119,7 +120,7 @@ def rate(npz: Path, hidden: int, every_s: float, seconds: float) -> dict[str, fl
                     return
                 if blocks and len(blocks) % 2 == 0 and now_s - blocks[0]["at"] >= seconds:
                     trainer.loop.drain()
-                blocks.append({"at": now_s, "samples": progress.num_samples} | committer.status())
+                blocks.append({"at": now_s, "samples": progress.num_samples} | plain(committer.status()))
                 if len(blocks) % 2:
                     committer.ask()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.codec import plain
 from headrace.config import validate
 from headrace.service.cluster.child import Starter, WorkerProcess
 from headrace.service.cluster.forkserver import ForkingStarter
@@ -136,7 +137,7 @@ class Watched:
     def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = 600.0) -> tuple[float, dict[str, Any]]:
         """Wait for a status; when it was seen, and the status."""
         end_s = time.monotonic() + within_s
-        while not holds(status := dict(self.launcher.status())):
+        while not holds(status := plain(self.launcher.status())):
             assert time.monotonic() < end_s, status
             time.sleep(LOOK_S)
         return time.monotonic(), status

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from msgspec.structs import replace
 
 import headrace
 from headrace.errors import SpecError
@@ -25,6 +26,7 @@ from headrace.service.monitor.shows import PlainShow
 from headrace.service.server.foreground_run import run_job
 from headrace.service.spec import job as jobs
 from headrace.service.spec.job import load_job
+from headrace.trainer.job_status import CommitStatus, MetricsStatus, Status
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
 from tests.unit.test_launcher import when
@@ -268,18 +270,16 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
 
 
 def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
-    before = {
-        "version": 2,
-        "commit": {"version": 1, "age_s": 9.0, "failing": "full", "mirror": None},
-        "trouble": "full",
-    }
-    report = {"events": 5, "samples": 10, "passes": 3, "metrics": {}, "digest": "x"}
-    assert launching.last_status(RunOutcome(0, "drained"), report, before) == {
-        "state": "done", "events": 5, "samples": 10, "metrics": {}, "pass": 3, "version": 3, "lag": {},
-        "commit": {"version": 3, "age_s": 0.0, "failing": None, "mirror": None}, "trouble": "",
-    }  # fmt: skip
-    assert launching.last_status(RunOutcome(0, "drained"), {}, before) == {"state": "done"}
-    assert launching.last_status(RunOutcome(1, "died"), report, before) == {"state": "failed"}
+    before = Status(version=2, commit=CommitStatus(version=1, age_s=9.0, failing="full"), trouble="full", restarts=1)
+    report = {"events": 5, "samples": 10, "passes": 3, "metrics": {"life": {"ctr": {"auc": 0.7}}}, "digest": "x"}
+    done = Status(state="done", pass_number=3, version=3, events=5, samples=10, restarts=1)
+    assert launching.last_status(RunOutcome(0, "drained"), report, before) == replace(
+        done,
+        metrics=MetricsStatus(life={"ctr": {"auc": 0.7}}),
+        commit=CommitStatus(version=3, age_s=0.0),
+    )
+    assert launching.last_status(RunOutcome(0, "drained"), {}, before) == replace(before, state="done")
+    assert launching.last_status(RunOutcome(1, "died"), report, before) == replace(before, state="failed")
 
 
 def test_a_spec_error_is_no_traceback(headrace_says, monkeypatch):

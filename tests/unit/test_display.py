@@ -279,10 +279,10 @@ def test_a_line_of_output_names_its_worker_once(text, shown):
 
 
 def test_plain_text_tells_progress_only_where_it_has_changed(capsys):
-    asked, seen = threading.Semaphore(0), iter([{"pass": 1}, {"pass": 1}, {"pass": 2}])
+    asked, seen = threading.Semaphore(0), iter([Status(pass_number=1), Status(pass_number=1), Status(pass_number=2)])
 
     def status():
-        answer = next(seen, {"pass": 2})
+        answer = next(seen, Status(pass_number=2))
         asked.release()
         return answer
 
@@ -299,7 +299,7 @@ def test_plain_text_tells_progress_only_where_it_has_changed(capsys):
 def test_the_live_display_keeps_the_last_lines_and_leaves_its_last_picture():
     console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
     show = display.LiveShow(console)
-    with show.watching(lambda: STATUS):
+    with show.watching(lambda: read(Status, STATUS)):
         for number in range(display.LOG_LINES + 1):
             show.on_line("trainer-0", f"line {number}")
     last = console.file.getvalue().rpartition("news")[2]

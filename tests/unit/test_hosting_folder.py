@@ -16,6 +16,7 @@ from headrace.service.jobs.decisions import ObservedState
 from headrace.service.jobs.folder import Assignment, FolderDamaged, JobFolder, LauncherProcess
 from headrace.service.jobs.host import Desired, Ending
 from headrace.service.jobs.registry import JobRecord
+from headrace.trainer.job_status import Status
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ENDING = Ending(1, "no room", ("last", "words"), NOW)
@@ -40,12 +41,12 @@ def test_what_is_written_is_read(folder):
     assert (folder.assigned(), folder.process(), folder.outcome(1)) == (None, None, None)
     folder.assign(Assignment("a", 2, "secret"))
     folder.report(LauncherProcess("a", 7, True))
-    folder.write_outcome(2, ENDING, {"state": "failed"})
+    folder.write_outcome(2, ENDING, Status(state="failed"))
     folder.write_job({"name": "one"}, folder.path)
     assert (folder.assigned(), folder.process()) == (Assignment("a", 2, "secret"), LauncherProcess("a", 7, True))
     folder.report(LauncherProcess("a", 7, True, "0.2.0", "of this environment"))
     assert launcher_process.build_of(folder) == ("0.2.0", "of this environment")
-    assert folder.outcome(2) == (ENDING, {"state": "failed"})
+    assert folder.outcome(2) == (ENDING, Status(state="failed"))
     assert folder.job() == ({"name": "one"}, folder.path)
 
 
@@ -58,7 +59,7 @@ def test_a_launcher_of_an_older_version_does_not_tell_its_environment(folder):
 
 
 def test_an_outcome_counts_for_the_ask_that_it_is_of(folder):
-    folder.write_outcome(2, ENDING, {})
+    folder.write_outcome(2, ENDING, Status())
     assert folder.outcome(1) is None and folder.outcome(3) is None
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.deadline import Deadline
@@ -28,6 +29,7 @@ from headrace.service.cluster.forkserver import ForkingStarter
 from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.runtime import TAIL_LINES
+from headrace.trainer.job_status import StallStatus, Status
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]
@@ -238,20 +240,20 @@ def test_only_so_much_of_a_workers_output_is_kept(world):
 
 def test_the_status_is_the_chiefs(world):
     launcher = world.make([], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
-    known = {"job": "fake", "restarts": 0, "last_death": None}
-    assert launcher.status() == {**known, "state": "starting"}
-    with when(lambda: launcher.status()["state"] == "training", (world.folder / "go").touch):
+    known = Status(job="fake", restarts=0)
+    assert launcher.status() == known
+    with when(lambda: launcher.status().state == "training", (world.folder / "go").touch):
         assert launcher.run().code == 0
-    assert launcher.status() == {**known, "state": "training", "shards": []}
+    assert launcher.status() == replace(known, state="training")
 
 
 def test_the_status_names_workers_whose_certificates_were_not_renewed(world, monkeypatch):
     monkeypatch.setattr(Meeting, "unrenewed", lambda _: {"trainer-0": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
     launcher = world.make([], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
-    assert "unrenewed" not in launcher.status()
-    with when(lambda: launcher.status()["state"] == "training", (world.folder / "go").touch):
+    assert launcher.status().unrenewed == {}
+    with when(lambda: launcher.status().state == "training", (world.folder / "go").touch):
         assert launcher.run().code == 0
-    assert launcher.status()["unrenewed"] == {"trainer-0": "2026-01-02 03:04:05 UTC"}
+    assert launcher.status().unrenewed == {"trainer-0": "2026-01-02 03:04:05 UTC"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -336,7 +338,7 @@ def test_a_worker_that_dies_is_started_again_with_all_others(world):
     told = "trainer-0 ended first: killed by SIGKILL"
     assert ("launcher", f"{told}; restarting, 1 of 1") in world.lines
     status = world.launcher.status()
-    assert (status["restarts"], status["last_death"]) == (1, told)
+    assert (status.restarts, status.last_death) == (1, told)
     assert len(world.pids()) == 6  # in each generation: a shard, the trainer, and what it spawned
     world.assert_nobody_left()
     assert list((world.folder / "run").iterdir()) == []
@@ -366,7 +368,7 @@ def test_a_generation_prepares_no_resize_that_the_one_before_it_was_asked_for(wo
     ]
     assert world.run([], [chief], max_restarts=1, standbys=plans).code == 0
     assert plans.asked.read_text() == "a beside 1\n"
-    assert world.launcher.status()["resizing"] is None
+    assert world.launcher.status().resizing is None
 
 
 @pytest.mark.parametrize("code", [70, 75])
@@ -379,7 +381,7 @@ def test_an_exit_that_may_pass_is_tried_again(world, code):
 def test_an_error_that_would_come_again_is_not_tried_again(world, code):
     outcome = world.run([SHARD], [[["in_generation", 1, "exit", code], ["exit", 0]]], max_restarts=1)
     assert outcome.code == code
-    assert world.launcher.status()["restarts"] == 0
+    assert world.launcher.status().restarts == 0
 
 
 def test_restarts_are_bounded_and_the_end_lists_them(world):
@@ -420,7 +422,7 @@ def test_a_stop_between_generations_ends_well(world, monkeypatch):
     launcher = world.make([], [died], max_restarts=1000)
 
     def restarting():
-        return launcher.status()["state"] == "restarting" and launcher.status()["restarts"] >= 2
+        return launcher.status().state == "restarting" and launcher.status().restarts >= 2
 
     with when(restarting, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         outcome = launcher.run()
@@ -459,7 +461,7 @@ def without_store(launcher, monkeypatch, *, times):
 
     def plan(last):
         if last == 1 and len(seen) < times:
-            seen.append(launcher.status().get("stalled"))
+            seen.append(launcher.status().stalled)
             raise BlobUnavailable("store s3://b", "connecting", "no route")
         return first(last)
 
@@ -472,12 +474,12 @@ def test_a_generation_is_planned_once_the_object_store_can_be_reached(world, mon
     seen = without_store(launcher, monkeypatch, times=3)
     assert launcher.run().code == 0
     waits = "the workers start once the object store can be reached: store s3://b: connecting: no route"
-    assert seen == [None, *[{"waits_for": "store", "text": waits}] * 2]
-    assert not launcher.status().get("stalled")
+    assert seen == [None, *[StallStatus(waits_for="store", text=waits)] * 2]
+    assert not launcher.status().stalled
     assert [text for worker, text in world.lines if worker == "launcher"][1:] == [
         waits, "the object store is reached again",
     ]  # fmt: skip
-    assert launcher.status()["restarts"] == 1
+    assert launcher.status().restarts == 1
 
 
 def test_a_stop_ends_the_wait_for_the_object_store(world, monkeypatch):

@@ -16,6 +16,7 @@ from headrace.service.predict import after_training
 from headrace.service.predict.after_training import RunThenPredict, check_before, request_of
 from headrace.service.predict.worker_group import PredictionCancelled, PredictionFailed
 from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.job_status import Status
 from headrace.trainer.predict.prediction_plan import fingerprint_of
 from headrace.trainer.spec.changes import significant_keys
 from tests.integration.stream_job import SPEC
@@ -94,7 +95,7 @@ class Ran:
         return self._outcome
 
     def status(self):
-        return {"state": "done"}
+        return Status(state="done")
 
 
 MANIFEST = {"version": {"version": 3}, "events": 5, "samples": 7, "rejected": {}, "fingerprint": "f"}
@@ -123,8 +124,8 @@ def predicts(tmp_path, monkeypatch):
 def test_while_it_predicts_a_job_drains_with_words_and_its_report_tells_of_it(predicts, tmp_path):
     both, outcome, lines, statuses = predicts(lambda *_: MANIFEST)
     assert (outcome.code, outcome.reason) == (0, "the stream is drained, and 7 samples predicted")
-    assert statuses == [{"state": "draining", "predicting": "1 of 2 parts"}]
-    assert both.status() == {"state": "done"} and "predicting: 1 of 2 parts" in lines
+    assert statuses == [Status(state="draining", predicting="1 of 2 parts")]
+    assert both.status() == Status(state="done") and "predicting: 1 of 2 parts" in lines
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["events"], report["predict"]["samples"], report["predict"]["metrics"]) == (5, 7, None)
 

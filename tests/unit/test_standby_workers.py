@@ -10,6 +10,7 @@ from headrace.errors import Unavailable
 from headrace.lifecycle import ExitCode
 from headrace.service.cluster.standby import STANDBY, StandbyWorkers, Successor
 from headrace.service.cluster.supervision import Exited, RunOutcome, Tick
+from headrace.trainer.job_status import ResizeStatus, Status
 
 ASKED = {"id": "a", "shards": 3, "trainers": 2, "may_begin": True}
 DRAINED = RunOutcome(ExitCode.DRAINED, "the stream is drained")
@@ -20,7 +21,7 @@ MOVED = {"version": 7, "rounds": 1, "took_s": 0.1, "state": "moving"}
 
 class Chief:
     def __init__(self, **status):
-        self.status, self.heard = status, []
+        self.status, self.heard = Status(**status), []
 
     def report(self, request):
         self.heard.append(request)
@@ -50,7 +51,7 @@ class World:
     """Plans and begins generations that stand by, beside generation 4."""
 
     def __init__(self, **resizing):
-        self.present = Workers(4, Chief(state="training", resizing=resizing or None))
+        self.present = Workers(4, Chief(state="training", resizing=ResizeStatus(**resizing) if resizing else None))
         self.begun, self.ended, self.said = [], [], []
         self.claimed = self.decided = self.handed = self.broken = False
         self.standby = StandbyWorkers(self.present, self, self.begin, lambda worker, text: self.said.append(text))
@@ -99,7 +100,7 @@ def test_they_begin_once_and_rank_0_hears_how_far_they_are():
     world = standing()
     world.step()
     assert world.standby.number == 5 and not world.present.chief.heard
-    world.begun[0].chief.status = {"state": STANDBY, "moved": MOVED}
+    world.begun[0].chief.status = Status(state=STANDBY, moved=MOVED)
     world.step()
     world.step()
     assert world.present.chief.heard == [{"do": "resizing", "id": "a", "moved": MOVED}], "told once"
