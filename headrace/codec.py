@@ -6,9 +6,10 @@ wires. Fields that a class does not know are ignored: a newer program may have w
 pydantic's (headrace.config).
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -44,7 +45,7 @@ def written(default: T) -> T:
 
 
 def packed(value: object) -> bytes:
-    """A typed value as MessagePack, for calls between processes: paths are absolute text."""
+    """A typed value as MessagePack, for calls between processes: paths are absolute text, arrays their bytes."""
     return msgspec.msgpack.encode(value, enc_hook=_packable)
 
 
@@ -52,17 +53,27 @@ def unpacked(cls: type[T], data: bytes, what: str) -> T:
     """The inverse of `packed`. Raises NotUnderstood."""
     try:
         return msgspec.msgpack.decode(data, type=cls, dec_hook=_unpackable)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotUnderstood(f"{what}: {error}") from error
 
 
 def _packable(value: object) -> Any:
-    return str(value.absolute()) if isinstance(value, Path) else _builtin(value)
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if (np := sys.modules.get("numpy")) is not None and isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data
+    return _builtin(value)
 
 
 def _unpackable(cls: type, data: Any) -> Any:
+    """A path, or an array of the numbers that its annotation names, as a read-only view."""
     if cls is Path:
         return Path(data)
+    if (np := sys.modules.get("numpy")) is not None and get_origin(cls) is np.ndarray:
+        (kind,) = get_args(get_args(cls)[1])
+        if not isinstance(data, bytes) or len(data) % np.dtype(kind).itemsize:
+            raise ValueError("an array ends in the middle of a number")
+        return np.frombuffer(data, kind)
     raise NotImplementedError(f"values of {cls} are not packed")
 
 

@@ -19,6 +19,13 @@ def offsets_of(length_L: NDArray[Any]) -> I64:
     return offset_L1
 
 
+def are_offsets(offset_L1: I64, num_lists: int, num_values: int) -> bool:
+    """Whether these are the offsets of so many lists with so many values in all."""
+    if len(offset_L1) != num_lists + 1 or offset_L1[0] != 0 or offset_L1[-1] != num_values:
+        return False
+    return bool((np.diff(offset_L1) >= 0).all())
+
+
 def places_of_values(offset_L1: I64, at_P: I64) -> tuple[I64, I64]:
     """The offsets of the lists at some places, and the places of their values."""
     length_P = np.diff(offset_L1)[at_P]

@@ -39,12 +39,12 @@ class LinkTraffic:
         theirs = asdict(other)
         return LinkTraffic(**{name: value + theirs[name] for name, value in asdict(self).items()})
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, int | float]:
         """As JSON-able data."""
         return {**asdict(self), "wait_s": round(self.wait_s, 6)}
 
 
-Links = Mapping[str, Mapping[str, float]]
+Links = Mapping[str, Mapping[str, int | float]]
 """The figures of one process by peer: "shard-0", "trainer-1"."""
 
 

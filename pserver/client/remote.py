@@ -5,22 +5,18 @@ are announced when it is prepared, so that shards find row numbers while the tra
 its batches by number only. These calls go over the data plane, all others by gRPC.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 
 import numpy as np
 import zmq
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from headrace import codec
 from headrace.deadline import Deadline
 from headrace.identity.credentials import Identity
-from headrace.pserver.client import join_calls
 from headrace.pserver.client.connection import ShardConnection
 from headrace.pserver.client.data_plane import Call, DataPlane, Greeting
 from headrace.pserver.config import DENSE_SLICES, TableSection, Wire
@@ -29,7 +25,6 @@ from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import frames, history_messages, join_messages, messages
 from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from headrace.pserver.protocol.histories import Answers, Questions
-from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.parts import WHOLE, Part, Split
 from headrace.pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
@@ -39,15 +34,11 @@ from headrace.pserver.protocol.shards import (
     Gradients,
     Keys,
     Prepared,
-    ShardCommitPart,
-    ShardFigures,
     StepScale,
-    TableStats,
 )
-from headrace.pserver.protocol.table_operations import TableOperation
 from headrace.pserver.protocol.wire import wires_of
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
-from headrace.pserver.rows.digest import add
+from headrace.pserver.server.commands import ClosePass, OpenPass, ReadJoinAnswers, Recall, SendJoinEvents
 from headrace.retry import Backoff
 from headrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair
 from headrace.rpc.shared_memory import MemoryOffer
@@ -55,7 +46,7 @@ from headrace.timeline import Span, recorded, span
 from headrace.traffic import Links, links_of
 
 Result = TypeVar("Result")
-Reply = TypeVar("Reply", bound=Message)
+Reply = TypeVar("Reply")
 
 ANNOUNCE_S = 120.0
 """Longest time for a shard to find the rows of a batch; it does not wait for ranks."""
@@ -66,6 +57,8 @@ MAX_OPEN_PARTS = 32
 MAX_SLICES = 1 << 40
 """More slices than there are."""
 NO_RETRY = Backoff(())
+POOLS = {CallerThread.LOOP: "calls", CallerThread.COMMIT: "commit", CallerThread.READER: "recall"}
+"""The threads that call shards at the same time, for each thread that sends commands."""
 GREETING_S = 1.0
 """Longest time for a shard of this machine to tell again where its data plane is."""
 FIRST_BATCH = 1 << 32
@@ -135,9 +128,10 @@ class RemoteShards:
             ShardConnection(shard, address, secret, max_message_bytes, identity)
             for shard, address in enumerate(addresses)
         ]
-        self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
-        self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
-        self._recalls = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="recall")
+        self._pools = {
+            thread: ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix=name)
+            for thread, name in POOLS.items()
+        }
         self._late: _LateSlices | None = None
         self._early_calls: Sequence[Call] = ()
         """Those of the step in progress."""
@@ -152,8 +146,6 @@ class RemoteShards:
         """The replies so far to a command on which some shards still work."""
         self._unanswered: set[int] = set()
         self._waiting: Sequence[Call] = ()
-        self._refused: Mapping[str, int] = {}
-        self._figures: Sequence[ShardFigures] = ()
         self._world, self._keys, self._context = world, KeyPair.make(), zmq.Context()
         names = [connection.name for connection in self._connections]
         tables_of = TableNumbers(self._widths)
@@ -200,13 +192,13 @@ class RemoteShards:
         at = DataAddress(reply.data_address, reply.data_ticket, reply.data_key)
         return Greeting(at, reply.max_message_bytes, reply.opened_memory)
 
-    def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
+    def _each(self, act: Callable[[int], Result], thread: CallerThread = CallerThread.LOOP) -> list[Result]:
         """Call `act` with the number of each shard, all at the same time. The last call runs on this thread.
 
         Returns or raises only when all calls have ended.
         """
         last = len(self._connections) - 1
-        unanswered = self._unanswered if pool is None else set[int]()
+        unanswered = self._unanswered if thread is CallerThread.LOOP else set[int]()
         unanswered.update(range(last + 1))
 
         def answered(shard: int) -> Result:
@@ -215,46 +207,27 @@ class RemoteShards:
             finally:
                 unanswered.discard(shard)
 
-        others = [(pool or self._pool).submit(answered, shard) for shard in range(last)]
+        others = [self._pools[thread].submit(answered, shard) for shard in range(last)]
         try:
             result = answered(last)
         finally:
             wait(others)
         return [*(other.result() for other in others), result]
 
-    def refused(self) -> Mapping[str, int]:
-        """See Shards."""
-        return self._refused
-
     def links(self) -> Links:
         """See Shards."""
         pairs = zip(self._announcements.traffic(), self._steps.traffic(), strict=True)
         return links_of({f"shard-{shard}": one.plus(other) for shard, (one, other) in enumerate(pairs)})
 
-    def figures(self) -> Sequence[ShardFigures]:
-        """See Shards."""
-        return self._figures
-
     def unanswered(self) -> list[int]:
         """See Shards."""
         return sorted(self._unanswered.copy() | {call.shard for call in self._waiting if not call.done})
-
-    def _call_all(
-        self,
-        method: str,
-        request: Message,
-        reply: type[Reply],
-        deadline: Deadline,
-        pool: ThreadPoolExecutor | None = None,
-    ) -> list[Reply]:
-        """The replies of all shards to the same request."""
-        return self._each(lambda shard: self._connections[shard].call(method, request, reply, deadline), pool)
 
     # --- steps
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._call_all("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
+        self.call(OpenPass(pass_number), deadline)
         self._pass_number = pass_number
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
@@ -428,56 +401,54 @@ class RemoteShards:
     def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
         """See Shards."""
         of_shards, places = history_messages.route(questions, self._placement)
-
-        def ask(shard: int) -> Answers:
-            request = history_messages.request_of(self._caller, pass_number, of_shards[shard])
-            reply = self._connections[shard].call("Recall", request, pb.RecallReply, deadline)
-            return history_messages.answers_from(reply)
-
-        return history_messages.gathered(self._each(ask, self._recalls), places)
-
-    def join_clock(self, pass_number: int, spans: TimeSpans, max_ahead_s: float, deadline: Deadline) -> float:
-        """See Shards."""
-        owner = self._connections[int(self._placement.shard_of(np.array([CLOCK_KEY], np.uint64))[0])]
-        return join_calls.send_times(owner, self._caller, pass_number, spans, max_ahead_s, deadline)
+        answers = self._each(
+            lambda shard: self._send(shard, Recall(pass_number, of_shards[shard]), deadline), CallerThread.READER
+        )
+        return history_messages.gathered(answers, places)
 
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
         """See Shards."""
         of_shards, places = join_messages.route(events, self._placement)
+        answers = self._each(lambda shard: self._join(shard, of_shards[shard], deadline), CallerThread.READER)
+        return join_messages.gathered(answers, places)
 
-        def send(shard: int) -> JoinAnswers:
-            given = self._caller, of_shards[shard], self._max_message_bytes
-            return join_calls.send_events(self._connections[shard], *given, deadline)
-
-        return join_messages.gathered(self._each(send, self._recalls), places)
+    def _join(self, shard: int, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
+        """Send a rank's events of one shard, and read the answer, in as many messages as their largest size allows."""
+        cut = join_messages.cut(events, self._max_message_bytes)
+        sent = [self._send(shard, SendJoinEvents(part, number, len(cut)), deadline) for number, part in enumerate(cut)]
+        parts = [each for each in sent if each is not None][-1:]
+        for number in range(1, parts[0].num_parts):
+            parts.append(self._send(shard, ReadJoinAnswers(events.pass_number, number), deadline))
+        return join_messages.whole_of(parts)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
-        request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
-        replies = self._call_all("ClosePass", request, pb.ClosePassReply, deadline)
-        return {str(shard): reply.digest for shard, reply in enumerate(replies)}
+        return self.call(ClosePass(self._pass_number, day), deadline)
 
     # --- commands
 
     def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
         """See Shards."""
-        name, fields = type(command).__name__, codec.packed(command)
-        request, key = pb.CommandRequest(caller=self._caller, name=name, fields=fields), command.key()
-
-        def ask(shard: int) -> Any:
-            return reply_from(command, self._connections[shard].call("Call", request, pb.CommandReply, deadline).value)
-
-        if key is not None:
+        request = self._request_of(command)
+        ask: Callable[[int], Any] = lambda shard: self._reply(shard, command, request, deadline)  # noqa: E731
+        if (key := command.key()) is not None:
             return command.combine([ask(int(self._placement.shard_of(np.array([key], np.uint64))[0]))])
-        match command.gate.thread:
-            case CallerThread.LOOP:
-                return command.combine(self._each(ask))
-            case CallerThread.COMMIT:
-                return command.combine(self._each(ask, self._writers))
-            case CallerThread.ANY:
-                return command.combine(self._one_by_one(command, ask))
-            case other:
-                assert_never(other)
+        thread = command.gate.thread
+        return command.combine(
+            self._one_by_one(command, ask) if thread is CallerThread.ANY else self._each(ask, thread)
+        )
+
+    def _send(self, shard: int, command: ShardCommand[Reply, Any], deadline: Deadline) -> Reply:
+        """Send a command to one shard; its reply."""
+        return self._reply(shard, command, self._request_of(command), deadline)
+
+    def _request_of(self, command: ShardCommand[Any, Any]) -> pb.CommandRequest:
+        return pb.CommandRequest(caller=self._caller, name=type(command).__name__, fields=codec.packed(command))
+
+    def _reply(
+        self, shard: int, command: ShardCommand[Reply, Any], request: pb.CommandRequest, deadline: Deadline
+    ) -> Reply:
+        return reply_from(command, self._connections[shard].call("Call", request, pb.CommandReply, deadline).value)
 
     def _one_by_one(self, command: ShardCommand[Any, Any], ask: Callable[[int], Any]) -> list[Any]:
         """The replies of all shards, None of those that still work; the others are kept until the next call."""
@@ -487,78 +458,9 @@ class RemoteShards:
             self._replied[command] = replies
         return replies
 
-    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
-        """See Shards."""
-        encoded = messages.operations_json(operations)
-        request = pb.OperateRequest(caller=self._caller, version=version, operations_json=encoded)
-        self._call_all("Operate", request, pb.Empty, deadline)
-
-    # --- the live feed
-
-    def feed(self, secret: str, deadline: Deadline) -> list[str]:
-        """See Shards."""
-        request = pb.FeedRequest(caller=self._caller, secret=secret)
-        return [connection.call("Feed", request, pb.FeedReply, deadline).address for connection in self._connections]
-
-    def publish(self, version: int, deadline: Deadline) -> None:
-        """See Shards."""
-        self._call_all("Publish", pb.PublishRequest(caller=self._caller, version=version), pb.Empty, deadline)
-
-    # --- all rows
-
-    def digest(self, deadline: Deadline) -> dict[str, int]:
-        """See Shards."""
-        replies = self._call_all("Digest", pb.CallerRequest(caller=self._caller), pb.DigestReply, deadline)
-        return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
-
-    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
-        """See Shards."""
-        replies = self._call_all("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
-        self._figures = [messages.figures_from(reply) for reply in replies]
-        self._refused = sum((Counter(reply.refused) for reply in replies), Counter[str]())
-        return {name: messages.stats_from(replies, name) for name in self._sections}
-
-    # --- commits
-
-    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
-        """See Shards."""
-        request = pb.SnapshotRequest(caller=self._caller, version=version, changes_since=changes_since)
-        return sum(reply.num_rows for reply in self._call_all("Snapshot", request, pb.SnapshotReply, deadline))
-
-    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """See Shards. The folder must have the same path on every shard."""
-        return self._written("WriteSnapshot", folder, deadline)
-
-    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """See Shards. The folder must have the same path on every shard."""
-        return self._written("HandOver", folder, deadline)
-
-    def _written(self, call: str, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
-        replies = self._call_all(call, request, pb.WriteReply, deadline, self._writers)
-        return [part for reply in replies for part in messages.parts_from(reply.part_json)]
-
-    def settle(self, committed: bool, deadline: Deadline) -> None:
-        """See Shards."""
-        request = pb.SettleRequest(caller=self._caller, committed=committed)
-        self._call_all("Settle", request, pb.Empty, deadline, self._writers)
-
-    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """See Shards. The folder must have the same path on every shard."""
-        self._call_all("Restore", self._restore_request(folder, parts, version), pb.Empty, deadline)
-
-    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """See Shards. The folder must have the same path on every shard."""
-        self._call_all("Advance", self._restore_request(folder, parts, version), pb.Empty, deadline)
-
-    def _restore_request(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> pb.RestoreRequest:
-        return pb.RestoreRequest(
-            caller=self._caller, folder=str(folder.absolute()), parts_json=messages.parts_json(parts), version=version
-        )
-
     def close(self) -> None:
         """See Shards."""
-        for pool in (self._pool, self._writers, self._recalls):
+        for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         for plane in (self._announcements, self._steps):
             plane.close()

@@ -109,7 +109,7 @@ class ShardStores:
     def snapshot(self, version: int, changes_since: int | None = None) -> int:
         """Copy the rows changed since the last commit; returns their number. `version` is the last closed pass.
 
-        `changes_since`: see pserver.protocol.shards.Shards.snapshot.
+        `changes_since`: see pserver.server.commands.TakeSnapshot.
         """
         if len(self._stores) < len(self._tables):
             raise InvalidShardCall(f"{self._name} was never restored, so it has no store to commit to")

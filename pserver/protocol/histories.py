@@ -10,17 +10,15 @@ Shapes: Q questions in the order of the log, N signs that they add, M signs of a
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.lists import joined_lists, pick
+from headrace.lists import are_offsets, joined_lists, pick
 from headrace.pserver.errors import InvalidShardCall
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,12 @@ class HistoryQuestions:
     offset_Q1: I64
     """Question q adds `sign_N[offset_Q1[q]:offset_Q1[q + 1]]` to the history of its key, after its event."""
     sign_N: U64
+
+    def check(self, table: str) -> None:
+        """Raise InvalidShardCall for arrays that do not fit each other."""
+        fits = len(self.key_Q) == len(self.event_Q) and are_offsets(self.offset_Q1, len(self.key_Q), len(self.sign_N))
+        if not fits or not 0 <= self.group < 1 << 16 or (np.diff(self.event_Q) < 0).any():
+            raise InvalidShardCall(f"questions about histories in table {table!r} that do not fit each other")
 
     def chosen(self, at_P: I64) -> "HistoryQuestions":
         """Some of the questions, by ascending places."""
@@ -107,10 +111,3 @@ def check_tables(questions: Questions, tables: Iterable[str]) -> None:
     """Raise InvalidShardCall unless there are questions, maybe none, to each of `tables`."""
     if sorted(questions) != sorted(tables):
         raise InvalidShardCall(f"questions about histories in tables {sorted(questions)}, not {sorted(tables)}")
-
-
-def array_from(data: bytes, kind: type[Number]) -> NDArray[Number]:
-    """An array of a message. Raises InvalidShardCall if it ends in the middle of a number."""
-    if len(data) % np.dtype(kind).itemsize:
-        raise InvalidShardCall("an array of a message ends in the middle of a number")
-    return np.frombuffer(data, kind)

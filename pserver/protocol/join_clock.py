@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.keys import mix_reference
+from headrace.pserver.errors import InvalidShardCall
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -36,6 +37,13 @@ class TimeSpans:
     last_X: F64
     count_X: I64
     """Events in each span."""
+
+    def check(self) -> None:
+        """Raise InvalidShardCall for what are no spans."""
+        first_X, last_X, count_X = self.first_X, self.last_X, self.count_X
+        fits = len(first_X) == len(last_X) == len(count_X)
+        if not fits or not (np.isfinite(first_X) & np.isfinite(last_X) & (first_X <= last_X) & (count_X > 0)).all():
+            raise InvalidShardCall("event times of a join that are no spans")
 
     @classmethod
     def of_times(cls, time_Q: F64, max_ahead_s: float) -> "TimeSpans":

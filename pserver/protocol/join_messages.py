@@ -1,4 +1,4 @@
-"""Events of a join and their answers: routed to shards, and as messages of shard.proto.
+"""Events of a join and their answers: routed to shards, and cut into messages.
 
 Both are cut into as many messages as the largest one allows; how they are cut changes nothing.
 
@@ -10,17 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.lists import offsets_of
 from headrace.pserver.errors import InvalidShardCall
-from headrace.pserver.proto import shard_pb2 as pb
-from headrace.pserver.protocol.histories import array_from
-from headrace.pserver.protocol.join_clock import TimeSpans
-from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome, PassTimes
+from headrace.pserver.protocol.joins import I64, JoinAnswers, JoinAnswersPart, JoinedSamples, JoinEvents, JoinOutcome
 from headrace.pserver.protocol.placement import Placement
 
 BYTES_OF_REST = 1 << 10
 """Bytes of a message beside its lists, more or less."""
-BYTES_OF_EVENT, BYTES_OF_TIME, BYTES_OF_RELEASED, BYTES_OF_OUTCOME = 28, 8, 40, 9
+BYTES_OF_EVENT, BYTES_OF_TIME, BYTES_OF_RELEASED, BYTES_OF_OUTCOME = 36, 8, 44, 9
 """Bytes of one item beside its sample."""
 
 
@@ -81,126 +77,42 @@ def cut(events: JoinEvents, max_bytes: int) -> list[JoinEvents]:
     return parts
 
 
-def request_of(caller: pb.Caller, events: JoinEvents, part: int = 0, num_parts: int = 1) -> pb.JoinRequest:
-    """The events of one rank as a message, or a part of them."""
-    return pb.JoinRequest(
-        part=part,
-        num_parts=num_parts,
-        caller=caller,
-        pass_number=events.pass_number,
-        all_times=events.times.time_A.tobytes(),
-        streams=events.times.stream_K.tobytes(),
-        runs=events.times.length_K.astype(np.uint32).tobytes(),
-        keys=events.key_Q.tobytes(),
-        places=events.place_Q.astype(np.uint32).tobytes(),
-        times=events.time_Q.tobytes(),
-        labels=events.label_Q.tobytes(),
-        lengths=np.diff(events.offset_Q1).astype(np.uint32).tobytes(),
-        samples=events.data_N.tobytes(),
-        holds=events.holds,
-    )
-
-
-def events_from(request: pb.JoinRequest) -> JoinEvents:
-    """The inverse of `request_of`. Raises InvalidShardCall for arrays that do not fit each other."""
-    key_Q, time_Q = array_from(request.keys, np.uint64), array_from(request.times, np.float64)
-    label_Q, place_Q = array_from(request.labels, np.float32), array_from(request.places, np.uint32).astype(np.int64)
-    offset_Q1, data_N = _lists(request.lengths, request.samples)
-    times = PassTimes(
-        array_from(request.all_times, np.float64),
-        array_from(request.streams, np.uint64),
-        array_from(request.runs, np.uint32).astype(np.int64),
-    )
-    num_events = int(times.length_K.sum())
-    fits = len(key_Q) == len(time_Q) == len(label_Q) == len(place_Q) == len(offset_Q1) - 1
-    fits &= len(times.stream_K) == len(times.length_K) and len(times) <= num_events
-    fits &= request.num_parts > 1 or len(times) == num_events
-    if not fits or (place_Q >= num_events).any() or request.part >= request.num_parts:
-        raise InvalidShardCall("events of a join that do not fit each other")
-    if not all(np.isfinite(each).all() for each in (time_Q, label_Q, times.time_A)):
-        raise InvalidShardCall("events of a join with a time or a label that is no number")
-    return JoinEvents(request.pass_number, times, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
-
-
-def reply_of(answers: JoinAnswers, max_bytes: int, number: int = 0) -> pb.JoinReply:
-    """Part `number` of answers as a message. Raises InvalidShardCall beyond the last part."""
+def part_of(answers: JoinAnswers, max_bytes: int, number: int = 0) -> JoinAnswersPart:
+    """Part `number` of answers, within a message. Raises InvalidShardCall beyond the last part."""
     ends = np.cumsum([len(answers.outcome_Q), len(answers.joined), len(answers.expired)]).tolist()
     of_samples = np.concatenate([np.diff(each.offset_E1) for each in (answers.joined, answers.expired)])
     of_outcomes = np.full(ends[0], BYTES_OF_OUTCOME, np.int64)
     runs = runs_of(np.concatenate([of_outcomes, BYTES_OF_RELEASED + of_samples]), max_bytes)
     if number >= len(runs):
         raise InvalidShardCall(f"part {number} of an answer that has {len(runs)}")
+    if len(runs) == 1:
+        return JoinAnswersPart(answers, 1)
     begin, end = runs[number]
     of_joined, of_expired = (
         np.arange(max(begin - start, 0), max(min(end, stop) - start, 0)) for start, stop in (ends[:2], ends[1:])
     )
     of_events = slice(begin, min(end, ends[0]))
-    return pb.JoinReply(
-        outcomes=answers.outcome_Q[of_events].tobytes(),
-        positions=answers.position_Q[of_events].tobytes(),
-        joined=_released(answers.joined.chosen(of_joined) if len(runs) > 1 else answers.joined),
-        expired=_released(answers.expired.chosen(of_expired) if len(runs) > 1 else answers.expired),
-        ends=answers.end_X[of_expired].tobytes(),
-        num_unmatched=answers.num_unmatched,
-        num_answers=len(runs),
+    part = JoinAnswers(
+        answers.outcome_Q[of_events],
+        answers.joined.chosen(of_joined),
+        answers.position_Q[of_events],
+        answers.expired.chosen(of_expired),
+        answers.end_X[of_expired],
+        answers.num_unmatched,
     )
+    return JoinAnswersPart(part, len(runs))
 
 
-def answers_from(replies: Sequence[pb.JoinReply]) -> JoinAnswers:
-    """The inverse of `reply_of`, from all parts in order."""
-    outcome_Q = np.concatenate([array_from(reply.outcomes, np.uint8) for reply in replies])
-    joined = JoinedSamples.concat([_samples_from(reply.joined) for reply in replies])
-    expired = JoinedSamples.concat([_samples_from(reply.expired) for reply in replies])
-    position_Q, end_X = (
-        np.concatenate([array_from(each, np.int64) for each in column])
-        for column in zip(*((reply.positions, reply.ends) for reply in replies), strict=True)
+def whole_of(parts: Sequence[JoinAnswersPart]) -> JoinAnswers:
+    """The inverse of `part_of`, from all parts in order."""
+    answers = [part.answers for part in parts]
+    if len(answers) == 1:
+        return answers[0]
+    return JoinAnswers(
+        np.concatenate([each.outcome_Q for each in answers]),
+        JoinedSamples.concat([each.joined for each in answers]),
+        np.concatenate([each.position_Q for each in answers]),
+        JoinedSamples.concat([each.expired for each in answers]),
+        np.concatenate([each.end_X for each in answers]),
+        answers[0].num_unmatched,
     )
-    return JoinAnswers(outcome_Q, joined, position_Q, expired, end_X, replies[0].num_unmatched)
-
-
-def clock_request_of(caller: pb.Caller, pass_number: int, spans: TimeSpans, max_ahead_s: float) -> pb.JoinClockRequest:
-    """The event times of one rank as a message."""
-    return pb.JoinClockRequest(
-        caller=caller,
-        pass_number=pass_number,
-        max_ahead_s=max_ahead_s,
-        firsts=spans.first_X.tobytes(),
-        lasts=spans.last_X.tobytes(),
-        counts=spans.count_X.astype(np.uint64).tobytes(),
-    )
-
-
-def spans_from(request: pb.JoinClockRequest) -> TimeSpans:
-    """The inverse of `clock_request_of`. Raises InvalidShardCall for what are no spans."""
-    first_X, last_X = array_from(request.firsts, np.float64), array_from(request.lasts, np.float64)
-    count_X = array_from(request.counts, np.uint64).astype(np.int64)
-    fits = len(first_X) == len(last_X) == len(count_X)
-    if not fits or not (np.isfinite(first_X) & np.isfinite(last_X) & (first_X <= last_X) & (count_X > 0)).all():
-        raise InvalidShardCall("event times of a join that are no spans")
-    return TimeSpans(first_X, last_X, count_X)
-
-
-def _released(samples: JoinedSamples) -> pb.ReleasedSamples:
-    return pb.ReleasedSamples(
-        keys=samples.key_E.tobytes(),
-        orders=samples.order_E.tobytes(),
-        times=samples.time_E.tobytes(),
-        labels=samples.label_E.tobytes(),
-        lengths=np.diff(samples.offset_E1).astype(np.uint32).tobytes(),
-        samples=samples.data_N.tobytes(),
-    )
-
-
-def _samples_from(part: pb.ReleasedSamples) -> JoinedSamples:
-    key_E, order_E = array_from(part.keys, np.uint64), array_from(part.orders, np.uint64)
-    time_E, label_E = array_from(part.times, np.float64), array_from(part.labels, np.float32)
-    return JoinedSamples(key_E, order_E, time_E, label_E, *_lists(part.lengths, part.samples))
-
-
-def _lists(lengths: bytes, data: bytes) -> tuple[I64, U8]:
-    """Offsets and bytes of samples. Raises InvalidShardCall for lengths that are not those of the bytes."""
-    length_Q = array_from(lengths, np.uint32).astype(np.int64)
-    offset_Q1: I64 = offsets_of(length_Q)
-    if int(offset_Q1[-1]) != len(data):
-        raise InvalidShardCall("samples of a join that do not fit their lengths")
-    return offset_Q1, np.frombuffer(data, np.uint8)

@@ -13,7 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.lists import joined_lists, pick
+from headrace.lists import are_offsets, joined_lists, pick
+from headrace.pserver.errors import InvalidShardCall
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -84,6 +85,20 @@ class JoinEvents:
     offset_Q1: I64
     """Event q has the sample `data_N[offset_Q1[q]:offset_Q1[q + 1]]`; a click has none."""
     data_N: U8
+
+    def check(self, *, whole: bool) -> None:
+        """Raise InvalidShardCall for arrays that do not fit each other, or what is no number. `whole`: not a part."""
+        times, num = self.times, len(self.key_Q)
+        num_events = int(times.length_K.sum())
+        fits = num == len(self.time_Q) == len(self.label_Q) == len(self.place_Q)
+        fits &= len(times.stream_K) == len(times.length_K) and len(times) <= num_events
+        fits &= not whole or len(times) == num_events
+        if not fits or ((self.place_Q < 0) | (self.place_Q >= num_events)).any():
+            raise InvalidShardCall("events of a join that do not fit each other")
+        if not are_offsets(self.offset_Q1, num, len(self.data_N)):
+            raise InvalidShardCall("samples of a join that do not fit their lengths")
+        if not all(np.isfinite(each).all() for each in (self.time_Q, self.label_Q, times.time_A)):
+            raise InvalidShardCall("events of a join with a time or a label that is no number")
 
     def chosen(self, at_P: I64) -> "JoinEvents":
         """Some of the events."""
@@ -171,3 +186,12 @@ class JoinAnswers:
     """Position of the event that ends the window of each."""
     num_unmatched: int
     """Clicks without an impression that are given up: this rank's part of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswersPart:
+    """One message of an answer: its lists go on in the next one."""
+
+    answers: JoinAnswers
+    num_parts: int
+    """Of the whole answer."""

@@ -22,6 +22,8 @@ class CallerThread(Enum):
 
     LOOP = auto()
     """The loop's: all shards at the same time."""
+    READER = auto()
+    """The one that reads a pass: each shard gets its part, all at the same time."""
     COMMIT = auto()
     """The one that writes and settles snapshots: all shards at the same time."""
     ANY = auto()
@@ -42,6 +44,8 @@ OF_ANY_RANK = Gate(only_rank_0=False, between_steps=False, thread=CallerThread.L
 BETWEEN_STEPS = Gate(only_rank_0=False, between_steps=True, thread=CallerThread.LOOP)
 BETWEEN_PASSES = Gate(only_rank_0=True, between_steps=True, thread=CallerThread.LOOP)
 """A shard checks that no pass is open, or that its rows are as the last close left them."""
+IN_PASS = Gate(only_rank_0=False, between_steps=False, thread=CallerThread.READER)
+"""Every rank sends it once in each open pass; a shard answers when all ranks have."""
 COMMITTING = Gate(only_rank_0=True, between_steps=False, thread=CallerThread.COMMIT)
 ANY_TIME = Gate(only_rank_0=True, between_steps=False, thread=CallerThread.ANY)
 

@@ -9,7 +9,6 @@ Shapes: U unique keys of one batch in one table, D floats of a row's weights (fi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.commit_parts import ShardCommitPart as ShardCommitPart
-from headrace.pserver.protocol.pass_calls import PassCalls
+from headrace.pserver.protocol.histories import Answers, Questions
+from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.shard_command import ShardCommand
-from headrace.pserver.protocol.table_operations import TableOperation
+from headrace.pserver.protocol.table_operations import sum_by_group
 from headrace.traffic import Links
 
 F32 = NDArray[np.float32]
@@ -96,6 +96,22 @@ class TableStats:
     new_by_group: Mapping[int, int] = field(default_factory=dict)
     """Rows made in the open or last pass, by slot group: a function of the log, also while rows are removed."""
 
+    @classmethod
+    def total(cls, shards: Sequence["TableStats"]) -> "TableStats":
+        """The counts of all shards."""
+        fullest = max(shards, key=lambda each: each.dirty_rows)
+        return cls(
+            sum(each.num_rows for each in shards),
+            sum(each.num_bytes for each in shards),
+            sum(each.new_rows for each in shards),
+            sum_by_group(each.rows_by_group for each in shards),
+            fullest.dirty_rows,
+            fullest.max_dirty_rows,
+            any(each.sweeping for each in shards),
+            sum(each.unadmitted for each in shards),
+            sum_by_group(each.new_by_group for each in shards),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ShardFigures:
@@ -105,11 +121,11 @@ class ShardFigures:
     """By trainer. `wait_s`: seconds that pushes were held until the call of this trainer, the last one."""
     waited_s: Sequence[Sequence[float]] = ()
     """[r][q]: seconds that pushes of rank r were held until the call of rank q, the last one."""
-    apart: Sequence[Mapping[str, float]] = ()
+    apart: Sequence[Mapping[str, int | float]] = ()
     """By rank: pserver.consistency.policy.StepsApart of the last pass."""
 
 
-class Shards(PassCalls, Protocol):
+class Shards(Protocol):
     """All shards of the job, as one rank uses them.
 
     Order of a pass with staleness k: `open_pass`; `pull` for the steps 0 to k; then, for every step of the pass on any
@@ -184,6 +200,25 @@ class Shards(PassCalls, Protocol):
         """From any thread: the shards that the present call still waits for; none without a call."""
         ...
 
+    def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
+        """Every rank, once in each pass that is open, from any one thread: what the samples of its part ask of the
+        tables of histories, and add to them.
+
+        Returns the histories, by table, once all ranks have asked: as of the last closed pass, and the questions of
+        this pass before, by rank. A job without such tables does not call it. A repeat adds nothing.
+        """
+        ...
+
+    def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
+        """Every rank, once in each pass that is open, on the thread of `recall` and before it: the impressions and
+        clicks of its part.
+
+        Returns what they release once all ranks have sent theirs: as of the last closed pass, and the events of this
+        pass before, by rank; and this rank's part of the impressions whose window ends with the pass. A job without a
+        join does not call it. A repeat adds nothing.
+        """
+        ...
+
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """End the pass: touched rows get `day`. Returns the digest of each shard's pushes, by shard.
 
@@ -195,91 +230,8 @@ class Shards(PassCalls, Protocol):
         """Send a command (pserver.server.commands) to all shards, or to the one that has its key; its result."""
         ...
 
-    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
-        """Rank 0 only, between passes: apply operations, in order, at the close of `version`, the last one.
-
-        A repeat for the same version changes nothing.
-        """
-        ...
-
-    def feed(self, secret: str, deadline: Deadline) -> list[str]:
-        """Rank 0 only, from any thread: serve the live feed to clients with `secret`; its address on each shard.
-
-        A secret other than that of the first call is ignored."""
-        ...
-
-    def publish(self, version: int, deadline: Deadline) -> None:
-        """Rank 0 only, between passes: publish `version`, the last one closed, after its operations.
-
-        Returns once the changed rows are copied. May be repeated."""
-        ...
-
-    def digest(self, deadline: Deadline) -> dict[str, int]:
-        """By table: a 128-bit sum over all rows, independent of their order and of the number of shards."""
-        ...
-
-    def refused(self) -> Mapping[str, int]:
-        """Connections and calls that shards on ports had refused at the last `stats`, by reason. Any thread."""
-        ...
-
     def links(self) -> Links:
         """This rank's traffic with each shard: "shard-0". Empty where the shard is in this process. Any thread."""
-        ...
-
-    def figures(self) -> Sequence[ShardFigures]:
-        """Traffic and waits of each shard at the last `stats`; empty where there are none. Any thread."""
-        ...
-
-    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
-        """Counts by table."""
-        ...
-
-    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
-        """Step 2 of a commit, rank 0 only, between passes: copy the rows changed since the last; returns their number.
-
-        With `changes_since` the commit also records the keys changed or deleted since that version, as far back as
-        commits have recorded them (pserver.commit.change_files).
-
-        `version` is the last closed pass; other ranks may have opened the next one, without a step applied. Training
-        may go on after the call. One snapshot is in flight at a time, until `settle`; a repeat for the same version
-        changes nothing.
-        """
-        ...
-
-    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """Step 3, from any thread: every shard writes its snapshot to its store, and its whole state to its own
-        folder in `folder`, which exists, synced. Returns the parts, by shard. A shard that uploads its parts writes to
-        a folder of its own instead, of which only the name is that of `folder`.
-
-        Raises StoreFailed if a disk is full or fails; nothing is left in `folder` once that is settled.
-        """
-        ...
-
-    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """In place of `write_snapshot`, when a job is resized: every shard writes the rows of its snapshot below
-        `folder`, not synced, for the `advance` of the next generation's shards. Only if no table bounds its memory."""
-        ...
-
-    def settle(self, committed: bool, deadline: Deadline) -> None:
-        """After step 4, from any thread: mark the snapshot's rows clean, or dirty again unless `committed`.
-
-        Waits for a `write_snapshot` that still runs. Does nothing if no snapshot is in flight.
-        """
-        ...
-
-    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """Rank 0 only, before the first pass: load a commit in `folder`, made with any number of shards, into the empty
-        tables. The last closed pass is then `version`. Without parts the tables stay empty."""
-        ...
-
-    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """Rank 0 only, after `restore` of a commit and before the first pass or operation: go on to a later commit in
-        `folder`, made with any number of shards. The shards are then as after a `restore` of that one.
-
-        It may also be what `hand_over` wrote: then they are as if they had trained to that version. Only rows are read
-        that changed in between. Raises InvalidShardCall, with nothing done, if the commit does not record all changes
-        since the version restored (`snapshot` with `changes_since`).
-        """
         ...
 
     def close(self) -> None:

@@ -1,31 +1,31 @@
 """Operations on tables: changes of rows at the close of a pass, beside learning.
 
-Pure values, and their form on the wire. They act in log order at the close of version v, after the day tick of that
-close; a replay repeats them. When they happen is decided in trainer.rank0.operations.
+Pure values; the tag is their name on the wire. They act in log order at the close of version v, after the day tick of
+that close; a replay repeats them. When they happen is decided in trainer.rank0.operations.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from headrace.pserver.errors import InvalidShardCall
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceDay:
+class AdvanceDay(Struct, frozen=True, kw_only=True, tag_field="op", tag="day_tick"):
     """The day of a job without event time advances."""
 
-    op: ClassVar[str] = "day_tick"
     to: int
     """The new day; no effect if the day is the same already."""
 
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return names
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShrinkRows:
+
+class ShrinkRows(Struct, frozen=True, kw_only=True, tag_field="op", tag="shrink"):
     """Rows of one table that meet the rule, and do not change after this close, are removed."""
 
-    op: ClassVar[str] = "shrink"
     table: str
     delete_below: float | None = None
     """Replaces the limit of the table and its slots."""
@@ -34,31 +34,37 @@ class ShrinkRows:
     at_once: bool = False
     """True if the close waits until they are removed; rank 0 decides so for small tables."""
 
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return (self.table,)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetRow:
+
+class ForgetRow(Struct, frozen=True, kw_only=True, tag_field="op", tag="forget"):
     """One row is deleted."""
 
-    op: ClassVar[str] = "forget"
     table: str
     group: int
     key: int
 
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return (self.table,)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetTables:
+
+class SetTables(Struct, frozen=True, kw_only=True, tag_field="op", tag="set"):
     """New settings of tables while a job runs."""
 
-    op: ClassVar[str] = "set"
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Any]]
     """By table: its whole new section, as JSON."""
 
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return self.tables
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportCut:
+
+class ExportCut(Struct, frozen=True, kw_only=True, tag_field="op", tag="cut"):
     """An export is cut here; delta_score of the selected rows restarts at 0."""
 
-    op: ClassVar[str] = "cut"
     tables: tuple[str, ...] = ()
     """The exported tables; () means all."""
     since: int
@@ -67,24 +73,12 @@ class ExportCut:
     delta_threshold: float = 0.0
     delta_keep_days: int | None = None
 
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return self.tables or names
+
 
 TableOperation = AdvanceDay | ShrinkRows | ForgetRow | SetTables | ExportCut
-KINDS: Mapping[str, type[TableOperation]] = {
-    kind.op: kind for kind in (AdvanceDay, ShrinkRows, ForgetRow, SetTables, ExportCut)
-}
-
-
-def message_of(operation: TableOperation) -> dict[str, Any]:
-    """As JSON-able data."""
-    return {"op": operation.op, **asdict(operation)}
-
-
-def operation_of(message: Mapping[str, Any]) -> TableOperation:
-    """The inverse of `message_of`. Raises InvalidShardCall for an unknown operation."""
-    if message.get("op") not in KINDS:
-        raise InvalidShardCall(f"unknown operation {message.get('op')!r}; known are {', '.join(KINDS)}")
-    fields = {name: value for name, value in message.items() if name != "op"}
-    return KINDS[message["op"]](**fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from headrace.pserver.protocol.shards import F32, ShardFigures
 from headrace.pserver.rows.arrays import Empty, empty_floats
 from headrace.pserver.server.pass_state import CallVerdict
 from headrace.pserver.server.rank_memories import RankMemories
+from headrace.pserver.server.shard_host import waiting_s
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import data_sockets
 from headrace.rpc.data_sockets import DataListener
@@ -34,8 +35,6 @@ from headrace.rpc.shared_memory import SharedMemory
 from headrace.timeline import Span, span
 from headrace.traffic import LinkTraffic, links_of
 
-ANSWER_S = 0.5
-"""Part of a caller's deadline reserved to name the late ranks; at most a quarter of the time left."""
 MAX_POLL_S = 3600.0
 """Longest wait of one poll, whose milliseconds are a C int; deadlines may be longer."""
 LINGER_MS = 1000
@@ -47,11 +46,6 @@ ROWS = DataCall.EXCHANGE, 0
 """The kind of call whose waits are figures."""
 
 log = logging.getLogger(__name__)
-
-
-def waiting_s(left_s: float) -> float:
-    """How long a call may wait for other ranks, so that its caller still gets an answer."""
-    return left_s - min(ANSWER_S, left_s / 4)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from headrace.pserver.consistency.policy import Consistency
 from headrace.pserver.consistency.sync import Sync
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.histories import Answers, Questions, Remembered
-from headrace.pserver.protocol.join_clock import TimeSpans
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.shard_command import ShardCommand
 from headrace.pserver.protocol.shards import (
@@ -21,18 +20,14 @@ from headrace.pserver.protocol.shards import (
     Keys,
     Prepared,
     Result,
-    ShardCommitPart,
-    ShardFigures,
     StepScale,
-    TableStats,
 )
-from headrace.pserver.protocol.table_operations import TableOperation
 from headrace.pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
+from headrace.pserver.server.commands import ClosePass, OpenPass, Recall, SendJoinEvents
 from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.pushes import Push, ResolvedBatch
 from headrace.pserver.server.shard import Shard
 from headrace.pserver.server.shard_host import ShardHost
-from headrace.pserver.tables.pass_clock import ClockQuestion
 from headrace.pserver.tables.pass_histories import NO_HISTORIES
 from headrace.pserver.tables.pass_joins import NO_JOINS
 from headrace.rpc.tls_listener import TlsEndpoint
@@ -68,18 +63,15 @@ class EmbeddedShards:
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         where = {"live": live, "groups": groups, "generation": generation, "parts": parts}
         self._shard = Shard(tables, seed, pool=self._pool, histories=histories, joins=joins, **where)  # type: ignore[arg-type]
-        self._feed_at, self._wires = feed_at, wires_of(tables, wire)
+        self._wires = wires_of(tables, wire)
         self._ledger = PassState(1, policy or Sync())
         self._host = ShardHost(self._shard, self._ledger, lambda: feed_at)
-        self._close_digest = ""
-        self._num_taken = 0
         self._predicted: ResolvedBatch | None = None
         """The last pulled batch that is only predicted, so that no exchange releases it."""
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
-        if self._ledger.open_pass(pass_number) is CallVerdict.ACT:
-            self._shard.open_pass()
+        self.call(OpenPass(pass_number), deadline)
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
         """See Shards: there are no messages."""
@@ -143,106 +135,23 @@ class EmbeddedShards:
 
     def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
         """See Shards."""
-        self._ledger.check_open(pass_number, 0)
-        histories = self._shard.histories
-        histories.ask(0, questions, 1)
-        return histories.answers(0) or {}
-
-    def join_clock(self, pass_number: int, spans: TimeSpans, max_ahead_s: float, deadline: Deadline) -> float:
-        """See Shards."""
-        self._ledger.check_open(pass_number, 0)
-        clock = self._shard.clock
-        clock.ask(0, ClockQuestion(max_ahead_s, spans), 1)
-        bound_s = clock.answers(0)
-        assert bound_s is not None, "the only rank has sent its event times"
-        return bound_s
+        return self.call(Recall(pass_number, questions), deadline)
 
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
         """See Shards."""
-        self._ledger.check_open(events.pass_number, 0)
-        joins = self._shard.joins
-        joins.ask(0, events, 1)
-        answers = joins.answers(0)
-        assert answers is not None, "the only rank has sent its events"
-        return answers
+        return self.call(SendJoinEvents(events), deadline)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
-        if self._ledger.close_pass(self._ledger.pass_number, 0, day) is CallVerdict.ACT:
-            self._close_digest = self._shard.close_pass(day, self._ledger.pass_number)
-            self._ledger.closed()
-        return {"0": self._close_digest}
+        return self.call(ClosePass(self._ledger.pass_number, day), deadline)
 
     def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
         """See Shards."""
         return command.combine([self._host.run(command, 0, deadline)])
 
-    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
-        """See Shards."""
-        if self._ledger.operate(version) is CallVerdict.ACT:
-            self._shard.operate(operations, version)
-            self._ledger.has_operated(version)
-
-    def feed(self, secret: str, deadline: Deadline) -> list[str]:
-        """See Shards."""
-        return [self._shard.feed(secret, self._feed_at)]
-
-    def publish(self, version: int, deadline: Deadline) -> None:
-        """See Shards."""
-        self._ledger.publish(version)
-        self._shard.publish(version)
-
-    def digest(self, deadline: Deadline) -> dict[str, int]:
-        """See Shards."""
-        return self._shard.digest()
-
-    def refused(self) -> Mapping[str, int]:
-        """See Shards."""
-        return {}
-
     def links(self) -> Links:
         """See Shards."""
         return {}
-
-    def figures(self) -> Sequence[ShardFigures]:
-        """See Shards."""
-        return ()
-
-    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
-        """See Shards."""
-        return self._shard.stats()
-
-    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
-        """See Shards."""
-        if self._ledger.snapshot(version) is CallVerdict.ACT:
-            self._num_taken = self._shard.stores.snapshot(version, changes_since)
-            self._ledger.taken(version)
-        return self._num_taken
-
-    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """See Shards."""
-        return [self._shard.stores.write(folder, deadline)]
-
-    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
-        """See Shards."""
-        return [self._shard.stores.hand_over(folder, deadline)]
-
-    def settle(self, committed: bool, deadline: Deadline) -> None:
-        """See Shards."""
-        self._shard.stores.settle(committed, deadline)
-        self._ledger.settled()
-
-    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """See Shards."""
-        if self._ledger.restore(version) is CallVerdict.ACT:
-            self._shard.restore(folder, parts, version)
-            self._ledger.has_restored(version)
-
-    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
-        """See Shards."""
-        if self._ledger.advance(version) is CallVerdict.ACT:
-            self._shard.advance(folder, parts, version)
-            self._ledger.has_restored(version)
 
     def close(self) -> None:
         """See Shards."""

@@ -7,7 +7,6 @@ It does not know how many ranks there are. A consistency policy decides when a p
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +21,8 @@ from headrace.pserver.feed.publisher import ShardFeed
 from headrace.pserver.protocol.histories import Remembered
 from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.placement import Placement
-from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
+from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart
 from headrace.pserver.protocol.table_operations import (
-    AdvanceDay,
-    ExportCut,
-    ForgetRow,
     SetTables,
     ShrinkRows,
     ShrinkSurvey,
@@ -82,10 +78,11 @@ class Shard:
         self._sweeper = Sweeper()
         hidden = {DENSE_SLICES, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
-        self._feed = ShardFeed(features, generation)
+        self.feed = ShardFeed(features, generation)
+        """The live feed."""
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():
-            table.when_swept(self._feed.swept)
+            table.when_swept(self.feed.swept)
 
     def table(self, name: str) -> ShardTable:
         """A table. Raises InvalidShardCall for one that is not here."""
@@ -189,21 +186,13 @@ class Shard:
     @recorded(Span.CLOSE)
     def close_pass(self, day: int, version: int) -> str:
         """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
-        self._feed.seal()  # from here on, rows of the version before are deleted
+        self.feed.seal()  # from here on, rows of the version before are deleted
         self.histories.close_pass(version)
         self.joins.close_pass(version)
         self.clock.close_pass(version)
         digest = add(table.close_pass(day) for table in self.tables.values())
-        self._feed.closed(version)
+        self.feed.closed(version)
         return f"{digest:032x}"
-
-    def digest(self) -> dict[str, int]:
-        """Hash over all rows by table."""
-        return {name: table.digest() for name, table in self.tables.items()}
-
-    def stats(self) -> dict[str, TableStats]:
-        """Counts by table."""
-        return {name: table.stats() for name, table in self.tables.items()}
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -211,21 +200,10 @@ class Shard:
         """Apply operations in order at the close of `version`. Raises the error that stopped an earlier sweep."""
         self._sweeper.check()
         for operation in operations:
-            match operation:
-                case ShrinkRows(table=name) | ForgetRow(table=name):
-                    self.table(name).operate(operation, version)
-                case SetTables(tables=tables):
-                    self._sweeper.recount()
-                    for name in tables:
-                        self.table(name).operate(operation, version)
-                case ExportCut(tables=names) if names:
-                    for name in names:
-                        self.table(name).operate(operation, version)
-                case AdvanceDay() | ExportCut():
-                    for table in self.tables.values():
-                        table.operate(operation, version)
-                case _:
-                    assert_never(operation)
+            if isinstance(operation, SetTables):
+                self._sweeper.recount()
+            for name in operation.tables_among(self.tables):
+                self.table(name).operate(operation, version)
             if isinstance(operation, ShrinkRows):
                 self._sweep(self.tables[operation.table], at_once=operation.at_once)
 
@@ -242,18 +220,14 @@ class Shard:
 
     # --- the live feed -----------------------------------------------------------------------------------------------
 
-    def feed(self, secret: str, tls: TlsEndpoint | None) -> str:
+    def serve_feed(self, secret: str, tls: TlsEndpoint | None) -> str:
         """Serve the feed of this shard to subscribers with `secret`, off loopback at `tls`; its address.
 
         The first call opens the port.
         """
         if self._feed_server is None:
-            self._feed_server = FeedServer(self._feed, secret, tls)
+            self._feed_server = FeedServer(self.feed, secret, tls)
         return self._feed_server.address
-
-    def publish(self, version: int) -> None:
-        """Between passes: publish `version`, whose operations have acted, to subscribers, if there are any."""
-        self._feed.publish(version)
 
     # --- commits: the caller keeps the order of calls ----------------------------------------------------------------
 
@@ -280,7 +254,7 @@ class Shard:
         self._begin(version)
 
     def _begin(self, version: int) -> None:
-        self._feed.begin(version)
+        self.feed.begin(version)
         for table in self.tables.values():
             if table.sweeping:
                 self._sweeper.sweep(table)

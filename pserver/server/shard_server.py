@@ -1,10 +1,8 @@
-"""One shard as a server: the calls of passes, operations and commits by gRPC, those of every step by the data plane.
+"""One shard as a server: commands by gRPC, the calls of every step by the data plane.
 
-pserver.server.pass_state decides what a call means; pserver.server.shard changes rows. This module has the lock and the
-waits of closes; pserver.server.data_server has the calls of every step.
+pserver.server.shard_host runs commands, pserver.server.data_server has the calls of every step.
 """
 
-import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -15,28 +13,24 @@ from grpc import ServicerContext as Context
 from headrace import codec
 from headrace.address import LOOPBACK
 from headrace.deadline import Deadline
-from headrace.errors import HeadraceError, Unavailable
+from headrace.errors import HeadraceError
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerName, PeerRole, PeerRule
 from headrace.interfaces import address_of
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.consistency.modes import policy_of
-from headrace.pserver.consistency.sync import names
-from headrace.pserver.errors import InvalidShardCall, StepTimedOut
+from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed import feed_server
 from headrace.pserver.proto import shard_pb2 as pb
-from headrace.pserver.protocol import history_messages, join_messages, messages, statuses
+from headrace.pserver.protocol import messages, statuses
 from headrace.pserver.protocol.placement import Placement
-from headrace.pserver.protocol.shards import ShardFigures
 from headrace.pserver.server.commands import command_from
-from headrace.pserver.server.data_server import DataServer, waiting_s
-from headrace.pserver.server.pass_state import CallVerdict, PassState
+from headrace.pserver.server.data_server import DataServer
+from headrace.pserver.server.pass_state import PassState
 from headrace.pserver.server.rank_memories import RankMemories
 from headrace.pserver.server.shard import Shard
 from headrace.pserver.server.shard_host import ShardHost
 from headrace.pserver.server.step_calls import StepCalls
-from headrace.pserver.tables.pass_clock import ClockQuestion
-from headrace.pserver.tables.rank_answers import Answer, RankAnswers, Sent
 from headrace.rpc import refusals
 from headrace.rpc.data_sockets import DataListener
 from headrace.rpc.refusals import RefusalReason
@@ -90,29 +84,15 @@ class _Servicer:
             histories=config.histories,
             joins=config.joins,
         )
-        self._ledger = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
+        state = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
         feed_at = partial(feed_server.endpoint_of, config.interface, identity)
-        self._host = ShardHost(self._shard, self._ledger, feed_at, config.shard)
-        self._turn = self._host.turn
-        self.steps = StepCalls(config, self._shard, self._ledger, self._turn)
+        self.host = ShardHost(self._shard, state, feed_at, config.shard, config.max_message)
+        self.steps = StepCalls(config, self._shard, state, self.host.turn)
         """The calls that do not come by gRPC."""
         self.memories = RankMemories(config.num_ranks)
         self._listener = listener
-        self._close_digest, self._num_taken = "", 0
-        self._stopping = False
-        self.closed: Callable[[], None] = lambda: None
-        """Called when a pass has closed, which may allow answers to pushes."""
-        self.figures: Callable[[], ShardFigures] = ShardFigures
-        """Returns traffic and waits."""
         self.peer_of: Callable[[Context], PeerName | None] = lambda context: None
         """The name that a caller's certificate proves."""
-        self._opening = threading.Lock()
-
-    def stop(self) -> None:
-        """End all waiting calls, since a process ends only after its last call."""
-        with self._turn:
-            self._stopping = True
-            self._turn.notify_all()
 
     @_guarded
     def Hello(self, request: pb.HelloRequest, _context: Context) -> pb.HelloReply:
@@ -148,196 +128,15 @@ class _Servicer:
         return self.memories.open(request.caller.rank, MemoryOffer(offered.process, offered.descriptor, offered.number))
 
     @_guarded
-    def OpenPass(self, request: pb.PassRequest, _context: Context) -> pb.Empty:
-        with self._turn:
-            if self._ledger.open_pass(request.pass_number) is CallVerdict.ACT:
-                self._shard.open_pass()
-        return pb.Empty()
-
-    def _wait(
-        self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline, missing: Callable[[], str]
-    ) -> None:
-        left_s = deadline.left_s()
-        over = self._turn.wait_for(lambda: done() or self._stopping, waiting_s(left_s))
-        if self._stopping and not done():
-            raise Unavailable(f"shard {self._config.shard} is stopping")
-        if not over:
-            raise StepTimedOut(
-                f"shard {self._config.shard} waited {left_s:.1f} s in {what} of pass {pass_number} "
-                f"for {missing()}: is that trainer alive, or much slower than the others?"
-            )
-
-    @_guarded
-    def Recall(self, request: pb.RecallRequest, context: Context) -> pb.RecallReply:
-        questions = history_messages.questions_from(request)
-        answers = self._answered(self._shard.histories, questions, request, "the histories", context)
-        return history_messages.reply_of(answers, self._config.max_message)
-
-    @_guarded
-    def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        joins, rank = self._shard.joins, request.caller.rank
-        if request.answer:
-            with self._turn:
-                self._ledger.check_open(request.pass_number, rank)
-                answers = joins.answers(rank)
-            if answers is None:
-                raise InvalidShardCall(f"part {request.answer} of an answer that rank {rank} did not get yet")
-            return join_messages.reply_of(answers, self._config.max_message, request.answer)
-        part = join_messages.events_from(request)
-        with self._turn:
-            self._ledger.check_open(request.pass_number, rank)
-            events = joins.received(rank, part, request.part, request.num_parts)
-        if events is None:
-            return pb.JoinReply()
-        answers = self._answered(joins, events, request, "the join", context)
-        return join_messages.reply_of(answers, self._config.max_message)
-
-    @_guarded
-    def JoinClock(self, request: pb.JoinClockRequest, context: Context) -> pb.JoinClockReply:
-        if not request.max_ahead_s > 0:
-            raise InvalidShardCall("event times of a join without a bound that is above 0")
-        question = ClockQuestion(request.max_ahead_s, join_messages.spans_from(request))
-        bound_s = self._answered(self._shard.clock, question, request, "the clock of the join", context)
-        return pb.JoinClockReply(bound_s=bound_s)
-
-    def _answered(
-        self,
-        asked: RankAnswers[Sent, Answer],
-        sent: Sent,
-        request: pb.RecallRequest | pb.JoinRequest | pb.JoinClockRequest,
-        what: str,
-        context: Context,
-    ) -> Answer:
-        """The answer to a rank, once all ranks have asked."""
-        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
-
-        def is_answered() -> bool:
-            self._ledger.check_open(number, rank)
-            return asked.answers(rank) is not None
-
-        with self._turn:
-            self._ledger.check_open(number, rank)
-            if asked.ask(rank, sent, ranks):
-                self._turn.notify_all()
-            missing = lambda: f"rank {names(asked.missing(ranks))}"  # noqa: E731
-            self._wait(is_answered, what, number, _deadline_of(context), missing)
-            answers = asked.answers(rank)
-        assert answers is not None, "it was waited for"
-        return answers
-
-    @_guarded
-    def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:
-        pass_number = request.pass_number
-        with self._turn:
-            verdict = self._ledger.close_pass(pass_number, request.caller.rank, request.day)
-            if verdict is CallVerdict.WAIT:
-                deadline = _deadline_of(context)
-                closed = lambda: self._ledger.has_closed(pass_number)  # noqa: E731
-                self._wait(closed, "the close", pass_number, deadline, self._ledger.missing)
-            elif verdict is CallVerdict.ACT:
-                self._close_digest = self._shard.close_pass(request.day, pass_number)
-                self._ledger.closed()
-                self._turn.notify_all()
-                self.closed()
-            return pb.ClosePassReply(digest=self._close_digest)
-
-    @_guarded
-    def Operate(self, request: pb.OperateRequest, _context: Context) -> pb.Empty:
-        _check_rank_0(request)
-        with self._turn:
-            if self._ledger.operate(request.version) is CallVerdict.ACT:
-                self._shard.operate(messages.operations_from(request.operations_json), request.version)
-                self._ledger.has_operated(request.version)
-        return pb.Empty()
-
-    @_guarded
     def Call(self, request: pb.CommandRequest, context: Context) -> pb.CommandReply:
         command = command_from(request.name, request.fields)
-        reply = self._host.run(command, request.caller.rank, _deadline_of(context))
+        reply = self.host.run(command, request.caller.rank, _deadline_of(context))
         return pb.CommandReply(value=codec.packed(reply))
-
-    @_guarded
-    def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
-        _check_rank_0(request)
-        with self._opening:  # opening a port takes a moment, so not under the lock of steps
-            tls = feed_server.endpoint_of(self._config.interface, self._identity)
-            return pb.FeedReply(address=self._shard.feed(request.secret, tls))
-
-    @_guarded
-    def Publish(self, request: pb.PublishRequest, _context: Context) -> pb.Empty:
-        _check_rank_0(request)
-        with self._turn:
-            self._ledger.publish(request.version)
-            self._shard.publish(request.version)
-        return pb.Empty()
-
-    @_guarded
-    def Digest(self, _request: pb.CallerRequest, _context: Context) -> pb.DigestReply:
-        with self._turn:
-            tables = {name: value.to_bytes(16, "big") for name, value in self._shard.digest().items()}
-        return pb.DigestReply(tables=tables)
-
-    @_guarded
-    def Stats(self, _request: pb.CallerRequest, _context: Context) -> pb.StatsReply:
-        return messages.with_stats(self._shard.stats(), refusals.PROCESS.counts(), self.figures())
-
-    @_guarded
-    def Snapshot(self, request: pb.SnapshotRequest, _context: Context) -> pb.SnapshotReply:
-        _check_rank_0(request)
-        with self._turn:
-            if self._ledger.snapshot(request.version) is CallVerdict.ACT:
-                since = request.changes_since if request.HasField("changes_since") else None
-                self._num_taken = self._shard.stores.snapshot(request.version, since)
-                self._ledger.taken(request.version)
-            return pb.SnapshotReply(num_rows=self._num_taken)
-
-    @_guarded
-    def WriteSnapshot(self, request: pb.WriteRequest, context: Context) -> pb.WriteReply:
-        _check_rank_0(request)
-        part = self._shard.stores.write(Path(request.folder), _deadline_of(context))
-        return pb.WriteReply(part_json=messages.parts_json([part]))
-
-    @_guarded
-    def HandOver(self, request: pb.WriteRequest, context: Context) -> pb.WriteReply:
-        _check_rank_0(request)
-        part = self._shard.stores.hand_over(Path(request.folder), _deadline_of(context))
-        return pb.WriteReply(part_json=messages.parts_json([part]))
-
-    @_guarded
-    def Settle(self, request: pb.SettleRequest, context: Context) -> pb.Empty:
-        _check_rank_0(request)
-        self._shard.stores.settle(request.committed, _deadline_of(context))
-        with self._turn:
-            self._ledger.settled()
-        return pb.Empty()
-
-    @_guarded
-    def Restore(self, request: pb.RestoreRequest, _context: Context) -> pb.Empty:
-        _check_rank_0(request)
-        with self._turn:
-            if self._ledger.restore(request.version) is CallVerdict.ACT:
-                self._shard.restore(Path(request.folder), messages.parts_from(request.parts_json), request.version)
-                self._ledger.has_restored(request.version)
-        return pb.Empty()
-
-    @_guarded
-    def Advance(self, request: pb.RestoreRequest, _context: Context) -> pb.Empty:
-        _check_rank_0(request)
-        with self._turn:
-            if self._ledger.advance(request.version) is CallVerdict.ACT:
-                self._shard.advance(Path(request.folder), messages.parts_from(request.parts_json), request.version)
-                self._ledger.has_restored(request.version)
-        return pb.Empty()
 
     def close(self) -> None:
         """Close the files, and let go of memories; after the last call."""
         self.memories.forget()
         self._shard.close()
-
-
-def _check_rank_0(request: _HasCaller) -> None:
-    if request.caller.rank != 0:
-        raise InvalidShardCall(f"rank {request.caller.rank} makes a call that only rank 0 may make")
 
 
 def _check_rank(peer: PeerName | None, rank: int) -> None:
@@ -399,7 +198,7 @@ class ShardServer:
         )
         self._servicer = _Servicer(config, listener, identity)
         self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
-        self._servicer.closed, self._servicer.figures = self._data.wake, self._data.figures
+        self._servicer.host.closed, self._servicer.host.figures = self._data.wake, self._data.figures
         self._servicer.peer_of = self._server.peer_of
         self._server.add_service(messages.SERVICE, self._servicer)
         self._server.start()
@@ -410,7 +209,7 @@ class ShardServer:
 
     def close(self, grace_s: float = 1.0) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""
-        self._servicer.stop()
+        self._servicer.host.stop()
         self._data.close()
         self._server.close(grace_s)
         self._servicer.close()

@@ -75,7 +75,8 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
         parts.setdefault(number, part)
         if len(parts) < num_parts:
             return None
-        whole = JoinEvents.whole([parts[number] for number in sorted(self._parts.pop(rank))])
+        del self._parts[rank]
+        whole = part if num_parts == 1 else JoinEvents.whole([parts[number] for number in sorted(parts)])
         if len(whole.times) != whole.times.length_K.sum():
             raise InvalidShardCall("parts of events of a join that do not fit each other")
         return whole

@@ -14,6 +14,7 @@ from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unavailable
 from headrace.lifecycle import ExitCode
 from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
 from headrace.service.cluster.supervision import format_exit
 from headrace.service.cluster.worker_plan import PredictionWorkers
@@ -97,7 +98,7 @@ class WorkerGroup:
             wire=plan.wire,
         )
         try:
-            shards.restore(found.folder, found.shards, found.version, Deadline.after(RESTORE_S))
+            shards.call(RestoreCommit(found.folder, found.shards, found.version), Deadline.after(RESTORE_S))
         finally:
             shards.close()
         return addresses

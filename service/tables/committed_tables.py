@@ -18,6 +18,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet
 from headrace.pserver.config import MIN_TABLE_BYTES, TableSection
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.rpc.job_client import RETRY_S, NotRunning
 from headrace.service.cluster.store import check_run, stopped
@@ -116,7 +117,7 @@ def open_table(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Commi
     with lease(Commits(job.store), commit.name, what), scratch(job.store, what) as live:
         shards = EmbeddedShards(bounded, job.spec.seed, live=live, groups=groups)
         try:
-            shards.restore(commit.folder, commit.shards, commit.version, deadline)
+            shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), deadline)
             shrinking = Shrinks(lambda: tables, schema, shards, learn=job.spec.train.learn)
             yield CommittedTable(job, commit, schema, shards, shrinking)
         finally:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from headrace.pserver.protocol.table_operations import ShrinkRows
+from headrace.pserver.server.commands import Operate, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
 from tests.bench import filled
 from tests.bench.w1 import ROOT
@@ -59,12 +60,12 @@ class Ageing:
     def commit(self) -> float:
         """Have all rows in the store; seconds that a pass would wait."""
         begin_s = time.perf_counter()
-        self.shards.snapshot(self._version, filled.soon())
+        self.shards.call(TakeSnapshot(self._version), filled.soon())
         taken_s = time.perf_counter() - begin_s
         folder = self._store / f"commit-{self._version}"
         folder.mkdir()
-        self.shards.write_snapshot(folder, filled.soon())
-        self.shards.settle(True, filled.soon())
+        self.shards.call(WriteSnapshot(folder), filled.soon())
+        self.shards.call(SettleSnapshot(True), filled.soon())
         shutil.rmtree(folder)
         return taken_s
 
@@ -103,7 +104,7 @@ class Ageing:
     def shrink(self) -> float:
         """What is unseen since day 0 is absent; seconds of the close that are the shrink's."""
         shrink = ShrinkRows(table=filled.TABLE, delete_after_days=self.day - 1)
-        return timed(lambda: self.shards.operate(self._version, [shrink], filled.soon()))
+        return timed(lambda: self.shards.call(Operate(self._version, [shrink]), filled.soon()))
 
     @property
     def sweeping(self) -> bool:

@@ -18,6 +18,7 @@ from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
 from headrace.pserver.config import Adagrad, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.server.commands import RestoreCommit, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.tables.table import ShardTable
 from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
@@ -57,7 +58,7 @@ def shards_at(live: Path | None, own: TableSection) -> Iterator[EmbeddedShards]:
     shards = EmbeddedShards({TABLE: own}, SEED, num_threads=1, live=live)
     try:
         if live is not None:
-            shards.restore(live.parent, (), 0, soon())
+            shards.call(RestoreCommit(live.parent, (), 0), soon())
         yield shards
     finally:
         shards.close()
@@ -83,10 +84,10 @@ def learn(shards: EmbeddedShards, version: int, signs_N: np.ndarray, day: int = 
 
 def commit(shards: EmbeddedShards, store: Path, version: int, changes_since: int | None = 0) -> Commit:
     """Commit the last closed pass, as a chief does whose dense part is small."""
-    shards.snapshot(version, soon(), changes_since)
+    shards.call(TakeSnapshot(version, changes_since), soon())
     folder = store / "commits" / name_of(TIMELINE, version, 1)
     folder.mkdir(parents=True)
-    parts = shards.write_snapshot(folder, soon())
+    parts = shards.call(WriteSnapshot(folder), soon())
     save_file({"model.w": np.zeros((64, 64), np.float32)}, folder / "dense.safetensors")
     files = {path: file for part in parts for path, file in part.files.items()}
     files["dense.safetensors"] = hash_of(folder / "dense.safetensors")
@@ -99,7 +100,7 @@ def commit(shards: EmbeddedShards, store: Path, version: int, changes_since: int
             "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in files.items()},
         },
     )  # fmt: skip
-    shards.settle(True, soon())
+    shards.call(SettleSnapshot(True), soon())
     return read_commit(folder)
 
 

@@ -27,6 +27,7 @@ from headrace.dataset.sources.simulated import START_S, SimulatedSource, Simulat
 from headrace.dataset.sources.simulated_world import EVENTS_A_DAY
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
+from headrace.pserver.server.commands import CountRows
 from headrace.service.exports.model_import import ImportRequest, import_into
 from headrace.service.spec.job import Job, LoadedJob
 from headrace.trainer.config import WorkerConfig
@@ -142,7 +143,7 @@ def run(raw: Mapping[str, Any], imported: Path | None = None) -> dict[str, Any]:
         where = {"folder": folder, "store": store, "live": store / "live", "socket": folder / "role"}
         with open_trainer(WorkerConfig(job=raw, rank=0, world=1, cores=2, **where)) as trainer:
             trainer.loop.run()
-            rows = trainer.parts.shards.stats(Deadline.after(ASK_S))["default"]
+            rows = trainer.parts.shards.call(CountRows(), Deadline.after(ASK_S)).tables["default"]
             metrics = trainer.parts.observer.report()
         exports = {path.name: size_of(path) for path in sorted((store / "exports").glob("*"))}
         return {"rows": rows.num_rows, "bytes": rows.num_bytes, "exports": exports, "auc": aucs(metrics)}

@@ -24,6 +24,7 @@ from typing import Any
 
 from headrace.config import load_toml
 from headrace.deadline import Deadline
+from headrace.pserver.server.commands import CountRows
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import ROOT
@@ -255,7 +256,7 @@ def run(case: Case) -> dict[str, Any]:
             cpu_s, wall_s = time.process_time(), time.perf_counter()
             trainer.loop.run()
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-            rows = trainer.parts.shards.stats(Deadline.after(ASK_S)).values()
+            rows = trainer.parts.shards.call(CountRows(), Deadline.after(ASK_S)).tables.values()
             metrics = trainer.parts.observer.report()
             samples = trainer.parts.progress.num_samples
         pipe = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError
 from headrace.identity import certificates
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.pserver.feed import feed_server
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import Explain, Operate, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.trainer.replica.feed_address import FeedAddress
@@ -47,7 +47,7 @@ class Job:
         self.version += 1
         w.train(self.shards, self.version, batches, seed=seed or self.version, steps=len(batches), day=day)
         if operations:
-            self.shards.operate(self.version, operations, w.soon())
+            self.shards.call(Operate(self.version, operations), w.soon())
         self.weights.fill_(self.version)
         self.known[self.version] = rows_of(self.shards)
         self.chief.tick(self.version)
@@ -111,7 +111,7 @@ def job(kind, tables=w.TABLES, live=None, generation=1, timeline="t1", restore=N
         tls = feed_server.endpoint_of("lo", _credentials(kind, PeerRole.TRAINER, 0, generation))
         made = Job(shards, ModelFeed(telling, shards, tls, embedded=kind == 0), weights)
         if restore is not None:
-            shards.restore(*restore, w.soon())
+            shards.call(RestoreCommit(*restore), w.soon())
             made.version = restore[2]
             made.known[made.version] = rows_of(shards)
         try:

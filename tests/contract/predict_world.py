@@ -17,6 +17,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import ShardProcess
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.service.predict.prediction import complete
 from headrace.service.spec.job import LoadedJob, load_job
@@ -138,7 +139,7 @@ class World:
             told = {"rank": 0, "world": request.trainers, "generation": 1, "secret": SECRET, "deadline": deadline}
             shards = RemoteShards(addresses, spec.tables, **told)
             commit = read_commit(self.commit)
-            shards.restore(commit.folder, commit.shards, commit.version, deadline)
+            shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), deadline)
             shards.close()
         return [server.address for server in servers]
 

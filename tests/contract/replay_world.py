@@ -29,6 +29,15 @@ from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
 from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.server.commands import (
+    CountRows,
+    DigestRows,
+    Operate,
+    RestoreCommit,
+    SettleSnapshot,
+    TakeSnapshot,
+    WriteSnapshot,
+)
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.pserver.store.rocks_store import RocksRowStore
@@ -254,7 +263,7 @@ class Committer:
 
     def _take_off(self) -> None:
         world = self._world
-        world.shards.snapshot(world.version, w.soon(), world.exporting.changes_since())
+        world.shards.call(TakeSnapshot(world.version, world.exporting.changes_since()), w.soon())
         self._flying = {"version": world.version, "state": world.state()}
 
     def land(self, wanted: Sequence[tuple[str | None, Any]] = (), *, fails: bool = False) -> None:
@@ -267,10 +276,10 @@ class Committer:
         folder.mkdir(parents=True)
         with patch.object(RocksRowStore, "checkpoint", _broken) if fails else nullcontext():
             try:
-                parts = world.shards.write_snapshot(folder, w.soon())
+                parts = world.shards.call(WriteSnapshot(folder), w.soon())
             except StoreFailed as error:
                 folder.rmdir()
-                world.shards.settle(False, w.soon())
+                world.shards.call(SettleSnapshot(False), w.soon())
                 for _, tell in wanted:
                     tell(None, f"its commit failed: {error}")
                 return
@@ -280,7 +289,7 @@ class Committer:
                 commits.hold(folder.name, who)
         self._write(folder, flying, parts)
         world.reach("committed")
-        world.shards.settle(True, w.soon())
+        world.shards.call(SettleSnapshot(True), w.soon())
         self.version = flying["version"]
         commits.prune(2, nullcontext())
         for _, tell in wanted:
@@ -373,10 +382,10 @@ class World:
 
     def _restore(self, commit: Commit | None) -> None:
         if commit is None:
-            self.shards.restore(self.store, [], 0, w.soon())
+            self.shards.call(RestoreCommit(self.store, [], 0), w.soon())
             return
         self.version, state = commit.version, commit.state
-        self.shards.restore(commit.folder, commit.shards, commit.version, w.soon())
+        self.shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), w.soon())
         self.day = state["day"]
         self._set({name: TableSection.model_validate(each) for name, each in state["tables"].items()})
         self.exporting.load_state(state["exporting"])
@@ -387,7 +396,7 @@ class World:
         self.tables |= others
         if others:
             told = {name: table.model_dump(mode="json") for name, table in others.items()}
-            self.shards.operate(self.version, [SetTables(tables=told)], w.soon())
+            self.shards.call(Operate(self.version, [SetTables(tables=told)]), w.soon())
 
     def state(self) -> dict[str, Any]:
         """The chief's part of a commit."""
@@ -451,7 +460,7 @@ class World:
         self.day = ticked
         closed = again or self._close(one)  # 2
         self._act(closed, replaying=again is not None)  # 3
-        stats = self.shards.stats(w.soon())
+        stats = self.shards.call(CountRows(), w.soon()).tables
         full = any(each.max_dirty_rows is not None and each.dirty_rows > MAX_WAITING for each in stats.values())
         self.committer.tick(one.commit if again is None else "", full=full)  # 4
         for _ in range(len(self.sections) + 1):
@@ -506,7 +515,8 @@ class World:
     def _closing(self, one: Pass) -> ClosingPass:
         return ClosingPass(
             version=self.version, day=self.day, ticks=one.days, event_time_s=None, pass_times_s=None, wall_s=0.5,
-            stats=self.shards.stats(w.soon()), positions={}, metrics={}, num_samples=len(one.learns), ended=False,
+            stats=self.shards.call(CountRows(), w.soon()).tables, positions={}, metrics={},
+            num_samples=len(one.learns), ended=False,
         )  # fmt: skip
 
     def _act(self, closed: Closed, *, replaying: bool) -> None:
@@ -529,10 +539,10 @@ class World:
                 case AdvanceDay(to=day):
                     self.day = max(self.day, day)
         if acting:
-            self.shards.operate(self.version, acting, w.soon())
+            self.shards.call(Operate(self.version, acting), w.soon())
         for operation in closed.operations:
             self.exporting.acted(self.version, as_logged(operation), replaying)
-        digest = self.shards.digest(w.soon())
+        digest = self.shards.call(DigestRows(), w.soon())
         assert closed.digest in (None, digest), f"version {self.version} came out otherwise when it was trained again"
         closed.digest = digest
         self.law.closed(self.version, before, self.law.look(self.shards) if acting else before)

@@ -18,6 +18,7 @@ from headrace.identity.peers import PeerName, PeerRole
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
 from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
+from headrace.pserver.server.commands import SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.server.shard_server import ShardServer
 
@@ -193,8 +194,8 @@ def train(
 
 def commit(shards: Shards, folder: Path, version: int) -> list[ShardCommitPart]:
     """All that a chief asks of the shards for a commit that succeeds."""
-    shards.snapshot(version, soon())
+    shards.call(TakeSnapshot(version), soon())
     folder.mkdir(parents=True)
-    parts = shards.write_snapshot(folder, soon())
-    shards.settle(True, soon())
+    parts = shards.call(WriteSnapshot(folder), soon())
+    shards.call(SettleSnapshot(True), soon())
     return parts

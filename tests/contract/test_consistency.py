@@ -21,7 +21,7 @@ from headrace.pserver.consistency.modes import POLICIES, policy_of
 from headrace.pserver.consistency.policy import StepFigures
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import DigestRows, Explain
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -276,7 +276,7 @@ def train(world, num_steps):
 
     met = threading.Barrier(len(world.ranks))
     closes = world.each(act)
-    return closes, world.one.digest(w.soon())
+    return closes, world.one.call(DigestRows(), w.soon())
 
 
 def batches_of(rank, num_steps):
@@ -443,7 +443,7 @@ def in_lockstep(world, samples, share=lambda push: push):
 
     met = threading.Barrier(len(world.ranks))
     longest_s = max(world.each(act))
-    return world.one.digest(w.soon())["default"], longest_s
+    return world.one.call(DigestRows(), w.soon())["default"], longest_s
 
 
 def test_half_async_with_every_trainer_in_time_is_sync_over_the_samples_of_all():

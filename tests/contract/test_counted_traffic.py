@@ -2,15 +2,16 @@
 
 import pytest
 
-from headrace.pserver.protocol.shards import ShardFigures, StepScale
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import CountRows
 from tests.contract import shards_world as w
 
 
 def trained(world, num_ranks, steps=3):
     batches = [{"default": w.keys(*range(step, step + 500))} for step in range(steps)]
     world.each(lambda rank, shards: w.train(shards, 1, batches, seed=rank, steps=steps))
-    world.one.stats(w.soon())
-    return [shards.links() for shards in world.ranks], [figures.links for figures in world.one.figures()]
+    counts = world.one.call(CountRows(), w.soon())
+    return [shards.links() for shards in world.ranks], [figures.links for figures in counts.figures]
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
@@ -42,16 +43,14 @@ def test_a_shard_knows_who_was_last():
 
         def act(rank, shards):
             shards.open_pass(1, w.soon())
-            while rank == 1 and not all(
-                "trainer-0" in figures.links for figures in shards.figures() or [ShardFigures()]
-            ):
-                shards.stats(w.soon())  # until the push of rank 0 is held
+            figures = lambda: shards.call(CountRows(), w.soon()).figures  # noqa: E731
+            while rank == 1 and not all("trainer-0" in each.links for each in figures()):
+                pass  # until the push of rank 0 is held
             shards.exchange(0, None, None, None, StepScale(1), w.soon())
             shards.close_pass(0, w.soon())
 
         world.each(act)
-        world.one.stats(w.soon())
-        for figures in world.one.figures():
+        for figures in world.one.call(CountRows(), w.soon()).figures:
             (_, waited_s), (nothing, _) = figures.waited_s
             assert nothing == 0 < waited_s
             assert figures.links["trainer-1"]["wait_s"] == waited_s

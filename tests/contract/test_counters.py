@@ -22,6 +22,7 @@ from headrace.pserver.rows.counter_kernels import (
     width_of,
 )
 from headrace.pserver.rows.digest import add
+from headrace.pserver.server.commands import DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w
 
 WINDOWS_S, GROUP = (60, 0, 3600), 4
@@ -125,11 +126,11 @@ def test_an_embedded_shard_answers_as_the_twin(passes):
 @given(st.lists(EVENTS, min_size=2, max_size=3))
 def test_counters_and_digests_are_those_of_one_trainer_with_any_numbers(passes):
     with world_of(0, 1) as world:
-        one, digest = run(world, passes), world.one.digest(w.soon())
+        one, digest = run(world, passes), world.one.call(DigestRows(), w.soon())
     for shards, ranks in ((2, 2), (3, 3)):
         with world_of(shards, ranks) as world:
             assert run(world, passes) == one, (shards, ranks)
-            assert world.one.digest(w.soon()) == digest
+            assert world.one.call(DigestRows(), w.soon()) == digest
 
 
 PASSES = [
@@ -154,11 +155,11 @@ def test_windows_round_their_begin_to_a_sixth_and_events_do_not_see_themselves()
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3)])
 def test_counters_go_on_from_a_commit_on_other_shards(before, after, tmp_path):
     with world_of(before, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         run(world, PASSES[:2])
         parts = w.commit(world.one, tmp_path / "commit", 2)
     with world_of(after, 1, live=tmp_path / "again") as world:
-        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 2), w.soon())
         assert run(world, PASSES[2:], first=3)[0] == SEEN[2:]
 
 
@@ -177,7 +178,7 @@ def test_counts_stop_at_their_greatest_number():
 def test_a_forgotten_key_has_no_counts():
     with world_of(0, 1) as world:
         run(world, PASSES[:1])
-        world.one.operate(1, [ForgetRow(table="counts", group=GROUP, key=key_of(1))], w.soon())
+        world.one.call(Operate(1, [ForgetRow(table="counts", group=GROUP, key=key_of(1))]), w.soon())
         assert run(world, [[[(1, (46, 0, 0))]]], first=2)[0] == [[[0] * 6]]
 
 

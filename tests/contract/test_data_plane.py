@@ -26,6 +26,7 @@ from headrace.pserver.errors import InvalidShardCall, ShardUnavailable, StaleGen
 from headrace.pserver.protocol import frames
 from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import DigestRows
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import data_sockets
@@ -221,10 +222,10 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
         process.child.send_signal(signal.SIGCONT)
         waiting.join(60)
         shards.close_pass(0, w.soon())
-        digest = shards.digest(w.soon())
+        digest = shards.call(DigestRows(), w.soon())
     with w.job(0) as plain:
         w.train(plain.one, 1, [one], seed=0, steps=1)
-        assert plain.one.digest(w.soon()) == digest
+        assert plain.one.call(DigestRows(), w.soon()) == digest
         prepared = plain.one.prepare(one, learn=False)
         assert (outcome[0]["default"] == plain.one.pull(prepared, w.soon())["default"]).all()
 

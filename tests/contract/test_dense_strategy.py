@@ -15,6 +15,7 @@ from torch import nn
 from headrace.errors import BadInput, SpecError
 from headrace.pserver.config import SLICE_FLOATS
 from headrace.pserver.protocol.shards import Shards, StepScale
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.shard_slices import Awaiting
 from headrace.trainer.dense.strategy import STRATEGIES, dense_strategy
@@ -77,7 +78,7 @@ def job(name, world=1, live=None, restored=(None, (), 0), **more):
     with w.job(2, world, tables_on_shards({}, dense), live, mode=mode) as made:
         folder, parts, version = restored
         if folder is not None:
-            made.one.restore(folder, parts, version, w.soon())
+            made.one.call(RestoreCommit(folder, parts, version), w.soon())
         yield Job(dense, made.ranks)
 
 

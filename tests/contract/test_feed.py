@@ -18,6 +18,7 @@ from headrace.pserver.feed.feed_client import FeedStream, FeedTooSlow
 from headrace.pserver.proto import feed_pb2, shard_pb2
 from headrace.pserver.protocol import messages
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.server.commands import CountRows, PublishVersion
 from headrace.rpc import channels, refusals
 from headrace.trainer.replica.feed_updates import FeedUpdates
 from tests.contract import feed_world as f
@@ -105,7 +106,7 @@ def test_rows_that_left_memory_are_told_too(tmp_path):
             with f.follower(job) as late:
                 late.until(15, partly=True)
         wanted = f.read(job.shards, "default", many)
-        (stats,) = [job.shards.stats(w.soon())["default"]]
+        (stats,) = [job.shards.call(CountRows(), w.soon()).tables["default"]]
         assert stats.num_bytes < 90_000 < 80 * stats.num_rows  # some are in the store alone
     zeros = bytes(20)
     for held in (often, late):
@@ -215,7 +216,7 @@ def test_a_subscriber_that_does_not_read_is_disconnected_and_counted(monkeypatch
             version += 1
             assert version <= 300, "300 versions went somewhere, and nobody read them"
             w.train(job.shards, version, [big], seed=version, steps=1)
-            job.shards.publish(version, w.soon())
+            job.shards.call(PublishVersion(version), w.soon())
         assert "it is too slow for the live feed: " in caplog.text
         with pytest.raises(FeedTooSlow):  # also where the reason is not read either
             deque(parts, maxlen=0)
@@ -280,7 +281,7 @@ def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
         held.until(1, partly=True)
         for _ in range(NOT_HEARD):
             job.live([big])
-            job.shards.publish(job.version, w.soon())
+            job.shards.call(PublishVersion(job.version), w.soon())
         until = w.Deadline.after(20)
         with pytest.raises(Unavailable, match="too slow"):
             while not until.passed():
@@ -300,10 +301,10 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
         for shard, address in [(None, where.chief), *enumerate(where.shards)]:
             channel = channels.open_channel(address, tls=where.peer(shard))
             stats = channel.unary_unary(
-                channels.path_of(messages.SERVICE, "Stats"), shard_pb2.CallerRequest.SerializeToString
+                channels.path_of(messages.SERVICE, "Call"), shard_pb2.CommandRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as refused:
-                stats(shard_pb2.CallerRequest(), timeout=5, metadata=channels.metadata(where.secret))
+                stats(shard_pb2.CommandRequest(), timeout=5, metadata=channels.metadata(where.secret))
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
             subscribe = channel.unary_stream(
                 channels.path_of(feed_messages.SERVICE, "Subscribe"), feed_pb2.SubscribeRequest.SerializeToString

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.pserver.config import Bounds, CountEntry, Sgd, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
 from headrace.pserver.rows.row_settings import RowSettings
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.trainer.status.step_clock import StepClock
 from headrace.trainer.train.exchanges import CopiedTable, Exchanges, GeoExchanges, RowCopy
 from tests.contract import shards_world as w
@@ -195,7 +195,7 @@ def test_one_trainer_that_exchanges_after_every_batch_has_the_bits_of_sync(num_s
                 exchanges, batches = geo(shards, 1, 1), iter(map(Batch, signs))
             train(shards, exchanges, 0, 1, batches, gradient)
             shards.close_pass(0, w.soon())
-            digests.append(shards.digest(w.soon()))
+            digests.append(shards.call(DigestRows(), w.soon()))
     assert digests[0] == digests[1]
 
 

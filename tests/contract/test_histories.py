@@ -1,20 +1,21 @@
 """The law of histories: they depend on the log alone, whatever the numbers of trainers and shards."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import codec
 from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.errors import InvalidShardCall
-from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import history_messages
 from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
+from headrace.pserver.server.commands import DigestRows, Operate, Recall, RestoreCommit, command_from
 from tests.contract import shards_world as w
 
 LAST, GROUP = 3, 4
@@ -103,12 +104,12 @@ def test_an_embedded_shard_answers_as_a_dictionary_that_reads_the_log(passes):
 @given(st.lists(EVENTS, min_size=2, max_size=3))
 def test_histories_and_digests_are_those_of_one_trainer_with_any_numbers(passes):
     with world_of(0, 1) as world:
-        one, digest = run(world, passes), world.one.digest(w.soon())
+        one, digest = run(world, passes), world.one.call(DigestRows(), w.soon())
     assert one.histories == plain(passes)
     for shards, ranks in ((1, 1), (2, 2), (3, 3)):
         with world_of(shards, ranks) as world:
             assert run(world, passes, repeats=ranks == 2) == one, (shards, ranks)
-            assert world.one.digest(w.soon()) == digest
+            assert world.one.call(DigestRows(), w.soon()) == digest
 
 
 PASSES = [
@@ -121,24 +122,24 @@ PASSES = [
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3)])
 def test_histories_go_on_from_a_commit_on_other_shards(before, after, tmp_path):
     with world_of(before, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         run(world, PASSES[:2])
         parts = w.commit(world.one, tmp_path / "commit", 2)
         rest = run(world, PASSES[2:], first=3)
-        digest = world.one.digest(w.soon())
+        digest = world.one.call(DigestRows(), w.soon())
     with world_of(after, 1, live=tmp_path / "again") as world:
-        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 2), w.soon())
         assert run(world, PASSES[2:], first=3) == rest
-        assert world.one.digest(w.soon()) == digest
+        assert world.one.call(DigestRows(), w.soon()) == digest
     assert rest.histories == plain(PASSES)[2:] == [[[10, 11, 12], [1 << 63, 0], [5], []]]
 
 
 def test_a_pass_that_is_given_up_leaves_nothing(tmp_path):
     with world_of(0, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         world.one.open_pass(1, w.soon())
         world.one.recall(1, {"past": questions(PASSES[0])}, w.soon())
-        assert world.one.digest(w.soon()) == {"past": 0}
+        assert world.one.call(DigestRows(), w.soon()) == {"past": 0}
 
 
 def test_a_shard_refuses_questions_out_of_turn():
@@ -150,13 +151,15 @@ def test_a_shard_refuses_questions_out_of_turn():
             world.one.recall(1, {"other": questions([])}, w.soon())
 
 
-@pytest.mark.parametrize("part", ["keys", "events", "lengths", "signs"])
-def test_messages_that_do_not_fit_are_refused(part):
-    request = history_messages.request_of(pb.Caller(), 1, {"past": questions(PASSES[0])})
-    assert told({"past": answers_of(history_messages.questions_from(request)["past"])}) == [[7, 8], [9], [1 << 63], []]
-    setattr(request.questions["past"], part, getattr(request.questions["past"], part)[:-4])
+@pytest.mark.parametrize("part", ["key_Q", "event_Q", "offset_Q1", "sign_N"])
+@pytest.mark.parametrize("missing", [4, 8])
+def test_messages_that_do_not_fit_are_refused(part, missing):
+    asked = questions(PASSES[0])
+    again = command_from("Recall", codec.packed(Recall(1, {"past": asked})))
+    assert told({"past": answers_of(again.questions["past"])}) == [[7, 8], [9], [1 << 63], []]
+    cut = np.frombuffer(getattr(asked, part).tobytes()[:-missing], np.uint8)
     with pytest.raises(InvalidShardCall, match=r"do not fit each other|in the middle of a number"):
-        history_messages.questions_from(request)
+        command_from("Recall", codec.packed(Recall(1, {"past": replace(asked, **{part: cut})})))
 
 
 def answers_of(asked):
@@ -165,9 +168,9 @@ def answers_of(asked):
 
 def test_an_answer_that_no_message_can_carry_is_refused_with_what_to_lower():
     asked = {"past": answers_of(questions(PASSES[0]))}
-    assert told(history_messages.answers_from(history_messages.reply_of(asked, 1000))) == told(asked)
+    assert history_messages.within_message(asked, 1000) == asked
     with pytest.raises(InvalidShardCall, match=r"lower passes\.max_events or history\.last"):
-        history_messages.reply_of(asked, 20)
+        history_messages.within_message(asked, 20)
 
 
 @given(st.lists(st.lists(SIGNS, max_size=LAST), max_size=5))
@@ -189,8 +192,10 @@ def test_histories_are_forgotten_and_age_as_rows_do(shards):
     with world_of(shards, 1) as world:
         run(world, [[[(1, [7])], [(2, [8])]], [[(1, [9])]]])  # of day 1, then 2
         key = int(w.keys(1).keys_U[0])
-        world.one.operate(2, [AdvanceDay(to=5), ShrinkRows(table="past", delete_after_days=3, at_once=True)], w.soon())
+        world.one.call(
+            Operate(2, [AdvanceDay(to=5), ShrinkRows(table="past", delete_after_days=3, at_once=True)]), w.soon()
+        )
         seen = run(world, [[[(1, []), (2, [])]]], first=3)
         assert seen.histories == [[[7, 9], []]]
-        world.one.operate(3, [ForgetRow(table="past", group=GROUP, key=key)], w.soon())
+        world.one.call(Operate(3, [ForgetRow(table="past", group=GROUP, key=key)]), w.soon())
         assert run(world, [[[(1, [5])], [(1, [])]]], first=6).histories == [[[], [5]]]

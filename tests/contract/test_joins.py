@@ -1,21 +1,29 @@
 """The law of a join: what is released depends on the log alone, whatever its passes and the numbers of trainers and
 shards."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import codec
 from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.errors import InvalidShardCall
-from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import join_messages
 from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from headrace.pserver.protocol.joins import JOIN_TABLE, JoinEvents, PassTimes
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.join_kernels import join_reference, join_width_of
+from headrace.pserver.server.commands import (
+    DigestRows,
+    ReadJoinAnswers,
+    RestoreCommit,
+    SendEventTimes,
+    SendJoinEvents,
+    command_from,
+)
 from tests.contract import shards_world as w
 
 WINDOW_S, BYTES = 10.0, 9
@@ -121,12 +129,12 @@ def test_an_embedded_shard_releases_as_a_dictionary_that_reads_the_log(drawn, ho
 def test_releases_and_digests_are_those_of_one_trainer_with_any_numbers(drawn, holds):
     passes = passes_of(drawn)
     with world_of(0, 1) as world:
-        one, digest = run(world, passes, holds=holds), world.one.digest(w.soon())
+        one, digest = run(world, passes, holds=holds), world.one.call(DigestRows(), w.soon())
     assert one.released == plain(passes, holds)
     for shards, ranks in ((1, 1), (2, 2), (3, 3)):
         with world_of(shards, ranks) as world:
             assert run(world, passes, repeats=ranks == 2, holds=holds) == one, (shards, ranks)
-            assert world.one.digest(w.soon()) == digest
+            assert world.one.call(DigestRows(), w.soon()) == digest
 
 
 @settings(max_examples=40, deadline=None)
@@ -171,28 +179,28 @@ THIRD = ([4, 0, 0], [], [(1 << 32, 0.0, 0.0, b"one")], 1)
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3)])
 def test_a_join_goes_on_from_a_commit_on_other_shards(before, after, tmp_path):
     with world_of(before, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         assert run(world, PASSES[:2]).released[1] == SECOND
         parts = w.commit(world.one, tmp_path / "commit", 2)
         rest = run(world, PASSES[2:], first=3)
-        digest = world.one.digest(w.soon())
+        digest = world.one.call(DigestRows(), w.soon())
         gone = w.commit(world.one, tmp_path / "later", 3)
     with world_of(after, 1, live=tmp_path / "again") as world:
-        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 2), w.soon())
         assert run(world, PASSES[2:], first=3) == rest
-        assert world.one.digest(w.soon()) == digest
+        assert world.one.call(DigestRows(), w.soon()) == digest
     with world_of(after, 1, live=tmp_path / "third") as world:
-        world.one.restore(tmp_path / "later", gone, 3, w.soon())
-        assert world.one.digest(w.soon()) == digest, "what expired is gone from commits, too"
+        world.one.call(RestoreCommit(tmp_path / "later", gone, 3), w.soon())
+        assert world.one.call(DigestRows(), w.soon()) == digest, "what expired is gone from commits, too"
     assert rest.released == [THIRD]
 
 
 def test_a_pass_that_is_given_up_leaves_nothing(tmp_path):
     with world_of(0, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         world.one.open_pass(1, w.soon())
         world.one.join(events_of(1, PASSES[0]), w.soon())
-        assert world.one.digest(w.soon()) == {JOIN_TABLE: 0}
+        assert world.one.call(DigestRows(), w.soon()) == {JOIN_TABLE: 0}
 
 
 def test_a_shard_refuses_events_out_of_turn():
@@ -205,27 +213,39 @@ def test_a_shard_refuses_events_out_of_turn():
             world.one.join(events_of(1, []), w.soon())
 
 
-PARTS = ["keys", "places", "times", "labels", "lengths", "samples", "all_times", "streams", "runs"]
+def sent(events):
+    """Events as a shard gets them."""
+    return command_from("SendJoinEvents", codec.packed(SendJoinEvents(events))).events
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_messages_that_do_not_fit_are_refused(part):
-    request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
-    again = join_messages.events_from(request)
+@pytest.mark.parametrize("missing", [1, 8])
+@pytest.mark.parametrize("part", ["key_Q", "place_Q", "time_Q", "label_Q", "offset_Q1", "data_N"])
+def test_messages_that_do_not_fit_are_refused(part, missing):
+    events = events_of(1, PASSES[0])
+    again = sent(events)
     assert again.place_Q.tolist() == [0, 1, 2, 3] and again.data_N.tobytes() == b"onetwo"
-    setattr(request, part, getattr(request, part)[:-1])
+    data = getattr(events, part).tobytes()
     with pytest.raises(InvalidShardCall, match=r"do not fit|in the middle of a number"):
-        join_messages.events_from(request)
+        sent(replace(events, **{part: np.frombuffer(data[: max(len(data) - missing, 0)], np.uint8)}))
 
 
-@pytest.mark.parametrize("wrong", [{"all_times": np.nan}, {"all_times": np.inf}, {"times": np.nan}, {"labels": np.nan}])
+@pytest.mark.parametrize("part", ["time_A", "stream_K", "length_K"])
+def test_times_that_do_not_fit_are_refused(part):
+    events = events_of(1, PASSES[0])
+    times = replace(events.times, **{part: getattr(events.times, part)[:-1]})
+    with pytest.raises(InvalidShardCall, match="do not fit"):
+        sent(replace(events, times=times))
+
+
+@pytest.mark.parametrize("wrong", [{"time_A": np.nan}, {"time_A": np.inf}, {"time_Q": np.nan}, {"label_Q": np.nan}])
 def test_messages_with_no_numbers_are_refused(wrong):
-    request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
+    events = events_of(1, PASSES[0])
     for part, value in wrong.items():
-        kind = np.float32 if part == "labels" else np.float64
-        setattr(request, part, np.full(4, value, kind).tobytes())
+        full = np.full(4, value, np.float32 if part == "label_Q" else np.float64)
+        of_times = {"times": replace(events.times, time_A=full)}
+        events = replace(events, **(of_times if part == "time_A" else {part: full}))
     with pytest.raises(InvalidShardCall, match="is no number"):
-        join_messages.events_from(request)
+        sent(events)
 
 
 def test_a_sample_that_is_longer_than_a_row_is_refused_and_leaves_nothing():
@@ -240,7 +260,7 @@ MANY = [
     [(key_of(number), number / 1000, 0.0, b"x" * (number % BYTES)) for number in range(300)],
     [*((key_of(number), 5.0, 1.0, b"") for number in range(120)), (key_of(300), 99.0, 0.0, b"last")],
 ]
-SMALL = 2048
+SMALL = 4096
 """Bytes of a message that cannot carry all events, or all samples that they release."""
 
 
@@ -263,15 +283,14 @@ def test_runs_hold_a_whole_list_within_the_largest_message(sizes, most):
 
 
 def test_a_part_of_an_answer_that_is_not_there_is_refused():
-    request = pb.JoinRequest(caller=pb.Caller(generation=1), pass_number=1, answer=1)
+    command = ReadJoinAnswers(1, 1)
     with world_of(1, 1) as world:
         world.one.open_pass(1, w.soon())
-        connection = world.one._connections[0]
         with pytest.raises(InvalidShardCall, match="did not get yet"):
-            connection.call("Join", request, pb.JoinReply, w.soon())
+            world.one.call(command, w.soon())
         world.one.join(events_of(1, PASSES[0]), w.soon())
         with pytest.raises(InvalidShardCall, match="part 1 of an answer that has 1"):
-            connection.call("Join", request, pb.JoinReply, w.soon())
+            world.one.call(command, w.soon())
 
 
 TIMES = [[5.0, 2e9], [], [8.0, 30.0, 2e9], [25.0]]
@@ -287,26 +306,26 @@ def clocked(world, passes, first=1):
         def act(rank, shards, number=number, times=times):
             shards.open_pass(number, w.soon())
             mine = TimeSpans.of_times(np.array(times[rank :: len(world.ranks)]), 10.0)
-            found = {shards.join_clock(number, mine, 10.0, w.soon()) for _ in range(2)}
+            found = {shards.call(SendEventTimes(number, mine, 10.0), w.soon()) for _ in range(2)}
             shards.join(events_of(number, []), w.soon())
             shards.close_pass(number, w.soon())
             return found
 
         (bounds,) = {frozenset(each) for each in world.each(act)}
         told.append(bounds)
-    return told, world.one.digest(w.soon())
+    return told, world.one.call(DigestRows(), w.soon())
 
 
 def test_the_clock_of_a_join_is_one_for_all_trainers_and_shards_and_is_in_commits(tmp_path):
     passes = [*TIMES[:3], [17.0, *TIMES[3]]]
     with world_of(0, 1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         begun = clocked(world, passes[:2])
         parts = w.commit(world.one, tmp_path / "commit", 2)
         rest = clocked(world, passes[2:], first=3)
     assert [min(each) for each in (*begun[0], *rest[0])] == BOUNDS
     with world_of(3, 2, live=tmp_path / "again") as world:
-        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 2), w.soon())
         assert clocked(world, passes[2:], first=3) == rest
     with world_of(2, 3) as world:
         assert clocked(world, passes)[0] == [*begun[0], *rest[0]]
@@ -316,7 +335,7 @@ def test_the_row_of_the_clock_never_expires_and_meets_no_event():
     clock = [(CLOCK_KEY, 30.0, 0.0, b"new"), (CLOCK_KEY, 31.0, 1.0, b"")]
     with world_of(0, 1) as world:
         clocked(world, [[1.0]])
-        digest = world.one.digest(w.soon())
+        digest = world.one.call(DigestRows(), w.soon())
         assert run(world, [[(key_of(1), 99.0, 0.0, b"x")]], first=2).released == [([0], [], [], 0)]
         assert run(world, [clock], first=3).released[0][0] == [2, 3]
         assert run(world, [[(key_of(2), 200.0, 1.0, b"")], [(key_of(2), 300.0, 1.0, b"")]], first=4).released
@@ -324,12 +343,11 @@ def test_the_row_of_the_clock_never_expires_and_meets_no_event():
         assert digest != {JOIN_TABLE: 0}
 
 
-@pytest.mark.parametrize("wrong", [{"firsts": b""}, {"lasts": np.float64(0).tobytes()}, {"counts": bytes(8)}])
+@pytest.mark.parametrize("wrong", [{"first_X": []}, {"last_X": [0.0]}, {"count_X": [0]}])
 def test_event_times_that_are_no_spans_are_refused(wrong):
     spans = TimeSpans.of_times(np.array([1.0, 2.0]), 10.0)
-    request = join_messages.clock_request_of(pb.Caller(), 1, spans, 10.0)
-    assert join_messages.spans_from(request).count_X.tolist() == [2]
-    for name, value in wrong.items():
-        setattr(request, name, value)
+    again = command_from("SendEventTimes", codec.packed(SendEventTimes(1, spans, 10.0)))
+    assert again.spans.count_X.tolist() == [2]
+    bad = replace(spans, **{name: np.array(value, getattr(spans, name).dtype) for name, value in wrong.items()})
     with pytest.raises(InvalidShardCall, match="are no spans"):
-        join_messages.spans_from(request)
+        command_from("SendEventTimes", codec.packed(SendEventTimes(1, bad, 10.0)))

@@ -18,6 +18,7 @@ from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.protocol.table_operations import ForgetRow
 from headrace.pserver.protocol.wire import wires_of
+from headrace.pserver.server.commands import DigestRows, Operate, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.spec.job import load_job
 from headrace.trainer.features.history_reader import HistoryReader
@@ -122,9 +123,9 @@ def test_a_prediction_reads_what_the_next_pass_would_give(schema, num_shards, pa
     with w.job(num_shards, tables=history_tables(schema), **more) as world:
         for number, drawn in enumerate(passes, 1):
             trained(schema, world.one, number, samples_of(schema, drawn))
-        before = world.one.digest(w.soon())
+        before = world.one.call(DigestRows(), w.soon())
         predicted = filled_as_of(samples_of(schema, asked), schema, rows_from(world.one))
-        assert world.one.digest(w.soon()) == before, "nothing is remembered"
+        assert world.one.call(DigestRows(), w.soon()) == before, "nothing is remembered"
         together = replace(samples_of(schema, asked), event_B=np.zeros(len(asked), np.int64))
         learnt = trained(schema, world.one, len(passes) + 1, together)  # samples of one event do not see each other
         assert bits(predicted) == bits(learnt)
@@ -142,7 +143,7 @@ def fed(schema, live, generation, restore):
     """A job with a live feed: its shard, its chief, and the address for subscribers."""
     memories = remembered_of(schema)
     shards = EmbeddedShards(history_tables(schema), w.SEED, live=live, generation=generation, histories=memories)
-    shards.restore(*restore, w.soon())
+    shards.call(RestoreCommit(*restore), w.soon())
     model = lambda: {"tables": {}}  # noqa: E731
     content = FeedContent("job", "t1", generation, dict, model, lambda: b"onnx", lambda: None, memories=tuple(memories))
     chief, key = ModelFeed(content, shards, embedded=True), certificates.draw_key()
@@ -223,7 +224,7 @@ def test_a_replica_follows_histories_and_counters_also_after_a_crash(schema, tmp
         feed = FeedUpdates(find, feed.held)  # it goes on with what it has
         trained(schema, shards, 2, samples_of(schema, drawn[1]))
         trained(schema, shards, 3, samples_of(schema, drawn[2]))
-        shards.operate(3, [forget], w.soon())
+        shards.call(Operate(3, [forget]), w.soon())
         await_version(feed, chief, held, 3)
         assert same(shards) != second and forget.key not in held.tables["history-clicked"]
         feed.close()

@@ -11,6 +11,7 @@ from headrace.pserver.protocol.histories import HistoryQuestions
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
 from headrace.pserver.rows.statistic_kernels import accumulate, accumulate_reference
+from headrace.pserver.server.commands import Operate, RestoreCommit
 from tests.contract import shards_world as w
 
 GROUP, ASKED, DECAY = 1, {"statistics-x": "default"}, 0.5
@@ -117,12 +118,12 @@ ASKS = [([[(1, (0.0, 0.0)), (2, (0.0, 0.0))]], 0)]
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3)])
 def test_statistics_go_on_from_a_commit_on_other_shards(before, after, tmp_path):
     with world_of(before, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         run(world, ONE_EVENT)
         parts = w.commit(world.one, tmp_path / "commit", 1)
     bounded = SECTION.model_copy(update={"memory": 8 << 20}) if after == 2 else SECTION
     with world_of(after, live=tmp_path / "again", section=bounded) as world:
-        world.one.restore(tmp_path / "commit", parts, 1, w.soon())
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 1), w.soon())
         assert run(world, ASKS, first=2) == [[[2.0, 1.0], [3.0, 0.0]]], "with bounded memory, too: no row is loaded"
 
 
@@ -136,7 +137,7 @@ def test_statistics_go_on_from_a_commit_on_other_shards(before, after, tmp_path)
 def test_a_deleted_row_has_no_statistics_from_its_close_on(operation):
     with world_of(0) as world:
         run(world, ONE_EVENT)
-        world.one.operate(1, [operation], w.soon())
+        world.one.call(Operate(1, [operation]), w.soon())
         gone = 0 if isinstance(operation, ForgetRow) else 1
         found = run(world, ASKS, first=2)[0]
         assert found[gone] == [0.0, 0.0] and any(found[1 - gone])

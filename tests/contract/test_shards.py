@@ -8,7 +8,7 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.wire import TableWire, rounded
 from headrace.pserver.rows.digest import add
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import CountRows, DigestRows, Explain
 from headrace.pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
@@ -63,20 +63,20 @@ def test_a_pull_makes_no_row(world):
     world.one.open_pass(1, w.soon())
     pulled(world.one, range(20), learn=True)
     world.one.close_pass(0, w.soon())
-    assert world.one.digest(w.soon()) == {"default": 0, "other": 0}
-    assert [stats.num_rows for stats in world.one.stats(w.soon()).values()] == [0, 0]
+    assert world.one.call(DigestRows(), w.soon()) == {"default": 0, "other": 0}
+    assert [stats.num_rows for stats in world.one.call(CountRows(), w.soon()).tables.values()] == [0, 0]
 
 
 def test_a_push_makes_rows_and_the_next_pull_sees_them(world):
     rows, _ = w.train(world.one, 1, [batch(1, 2, 3), batch(3, 1, 9)], seed=1, steps=2)
     before, after = rows[0]["default"], rows[1]["default"]
     assert (before[0] != after[1]).any() and (before[2] != after[0]).any()
-    stats = world.one.stats(w.soon())
+    stats = world.one.call(CountRows(), w.soon()).tables
     assert stats["default"].num_rows == stats["default"].new_rows == 4
     assert stats["default"].rows_by_group == {1: 4} and stats["other"].rows_by_group == {2: 4}
     world.one.open_pass(2, w.soon())
     assert pulled(world.one, [9, 5], learn=False)["default"].any(axis=1).tolist() == [True, False]
-    assert world.one.stats(w.soon())["default"].new_rows == 0
+    assert world.one.call(CountRows(), w.soon()).tables["default"].new_rows == 0
 
 
 @both_wires
@@ -86,7 +86,7 @@ def test_one_rank_ends_with_the_same_bits_on_any_number_of_shards(kinds):
         with w.job(kind) as world:
             _, close = w.train(world.one, 1, some_batches(), seed=1, steps=4, day=0)
             w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4, day=3)
-            digests.append(world.one.digest(w.soon()))
+            digests.append(world.one.call(DigestRows(), w.soon()))
             closes.append(add(int(digest, 16) for digest in close.values()))
             assert sorted(close) == [str(shard) for shard in range(max(kind, 1))]
     assert all(digest == digests[0] for digest in digests) and all(digests[0].values())
@@ -100,7 +100,7 @@ def test_three_ranks_end_with_the_same_bits_on_any_number_of_shards(kinds):
         with w.job(kind, num_ranks=3) as world:
             batches = [some_batches(0, 4), some_batches(1, 2), []]  # one rank runs out, one never had any
             world.each(lambda rank, shards, b=batches: w.train(shards, 1, b[rank], seed=rank, steps=4))
-            digests.append(world.one.digest(w.soon()))
+            digests.append(world.one.call(DigestRows(), w.soon()))
     assert digests[0] == digests[1] == digests[2] and all(digests[0].values())
 
 
@@ -136,18 +136,18 @@ def test_a_repeated_push_counts_once_and_is_answered_alike(world):
     first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
     push = {name: w.push_of(w.keys(1, 2, 3), dim, 5) for name, dim in (("default", 5), ("other", 3))}
     answer = shards.exchange(0, first, push, second, StepScale(8), w.soon())
-    digest = shards.digest(w.soon())
+    digest = shards.call(DigestRows(), w.soon())
     again = shards.exchange(0, first, push, second, StepScale(8), w.soon())
     assert all((again[name] == answer[name]).all() for name in w.TABLES)
-    assert shards.digest(w.soon()) == digest
+    assert shards.call(DigestRows(), w.soon()) == digest
 
 
 def test_opening_and_closing_may_be_repeated(world):
     shards = world.one
     w.train(shards, 1, [batch(1)], seed=1, steps=1)
-    digest = shards.digest(w.soon())
+    digest = shards.call(DigestRows(), w.soon())
     assert shards.close_pass(0, w.soon()) == shards.close_pass(0, w.soon())
-    assert shards.digest(w.soon()) == digest
+    assert shards.call(DigestRows(), w.soon()) == digest
     shards.open_pass(2, w.soon())
     shards.open_pass(2, w.soon())
 
@@ -173,7 +173,7 @@ def test_gradients_of_the_wrong_shape_are_refused_and_change_nothing(world):
     prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=True)
     with pytest.raises(InvalidShardCall, match="shape|payload"):
         world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 4, 1)}, None, StepScale(1), w.soon())
-    assert world.one.digest(w.soon())["default"] == 0
+    assert world.one.call(DigestRows(), w.soon())["default"] == 0
 
 
 def test_a_batch_that_is_only_predicted_cannot_be_learnt(world):
@@ -196,10 +196,10 @@ def test_a_skipped_step_changes_nothing_and_training_goes_on(world):
     first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
     rows = shards.exchange(0, first, None, second, StepScale(8), w.soon())
     assert all((rows[name] == start[name]).all() for name in w.TABLES)
-    assert shards.digest(w.soon()) == {"default": 0, "other": 0}
+    assert shards.call(DigestRows(), w.soon()) == {"default": 0, "other": 0}
     push = {name: w.push_of(w.keys(2, 3, 4), dim, 5) for name, dim in (("default", 5), ("other", 3))}
     assert shards.exchange(1, second, push, None, StepScale(8), w.soon()) is None
-    assert shards.stats(w.soon())["default"].num_rows == 3
+    assert shards.call(CountRows(), w.soon()).tables["default"].num_rows == 3
 
 
 def test_rows_touched_get_the_day_of_their_pass(world):
@@ -207,9 +207,9 @@ def test_rows_touched_get_the_day_of_their_pass(world):
     for day in (5, 6):
         with w.job(2, wire=world.wire) as other:
             w.train(other.one, 1, [batch(1, 2)], seed=1, steps=1, day=day)
-            digests.append(other.one.digest(w.soon())["default"])
+            digests.append(other.one.call(DigestRows(), w.soon())["default"])
     w.train(world.one, 1, [batch(1, 2)], seed=1, steps=1, day=6)
-    assert world.one.digest(w.soon())["default"] == digests[1] != digests[0]
+    assert world.one.call(DigestRows(), w.soon())["default"] == digests[1] != digests[0]
 
 
 def test_rows_made_by_another_rank_are_seen_by_a_prediction_prepared_before():
@@ -227,7 +227,7 @@ def test_batches_of_a_pass_given_up_do_no_harm(world):
     w.train(world.one, 1, some_batches(), seed=1, steps=4)
     with w.job(0, wire=world.wire) as plain:
         w.train(plain.one, 1, some_batches(), seed=1, steps=4)
-        assert world.one.digest(w.soon()) == plain.one.digest(w.soon())
+        assert world.one.call(DigestRows(), w.soon()) == plain.one.call(DigestRows(), w.soon())
 
 
 def test_rows_that_travel_in_half_the_bits_are_those_of_the_shard_rounded():

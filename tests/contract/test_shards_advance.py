@@ -21,6 +21,17 @@ from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
 from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.server.commands import (
+    AdvanceCommit,
+    CountRows,
+    DigestRows,
+    HandOver,
+    Operate,
+    RestoreCommit,
+    SettleSnapshot,
+    TakeSnapshot,
+    WriteSnapshot,
+)
 from headrace.pserver.store.memory_store import MemoryRowStore
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.pserver.tables.sweeping import Sweeper
@@ -51,14 +62,14 @@ def live(shards, number):
     key = int(some_batches(0, 1, seed=number)[0]["default"].keys_U[0])
     cut = ExportCut(tables=("default",), since=0, base_threshold=0.0, delta_threshold=0.0, delta_keep_days=None)
     operations = [ForgetRow(table="default", group=1, key=key), cut, AdvanceDay(to=number)]
-    shards.operate(number, [*operations, ShrinkRows(table="other")], w.soon())
+    shards.call(Operate(number, [*operations, ShrinkRows(table="other")]), w.soon())
 
 
 def commit(shards, folder: Path, version: int, since: int | None):
-    shards.snapshot(version, w.soon(), since)
+    shards.call(TakeSnapshot(version, since), w.soon())
     folder.mkdir(parents=True)
-    parts = shards.write_snapshot(folder, w.soon())
-    shards.settle(True, w.soon())
+    parts = shards.call(WriteSnapshot(folder), w.soon())
+    shards.call(SettleSnapshot(True), w.soon())
     return parts
 
 
@@ -76,7 +87,7 @@ class Commits:
 def swept(shards):
     """Wait until no rows that a shrink deleted are left."""
     deadline = w.soon()
-    while any(stats.sweeping for stats in shards.stats(deadline).values()):
+    while any(stats.sweeping for stats in shards.call(CountRows(), deadline).tables.values()):
         deadline.check("waiting for sweeps")
         time.sleep(0.005)
 
@@ -86,7 +97,7 @@ def committed(folder, kind, *, swept_first: bool) -> Commits:
     with pytest.MonkeyPatch.context() as patch, w.job(kind, tables=tables_of(), live=folder / "old") as world:
         if not swept_first:
             patch.setattr(Sweeper, "sweep", lambda self, table: None)
-        world.one.restore(folder, [], 0, w.soon())
+        world.one.call(RestoreCommit(folder, [], 0), w.soon())
         made = Commits(folder / "commits", {})
         for number in range(1, LAST + 1):
             live(world.one, number)
@@ -106,7 +117,7 @@ def commits_of(tmp_path_factory):
 @contextmanager
 def job_at(folder, name, kind, tables, commit_at):
     with w.job(kind, tables=tables, live=folder / name) as world:
-        world.one.restore(*commit_at, w.soon())
+        world.one.call(RestoreCommit(*commit_at), w.soon())
         yield world.one
 
 
@@ -146,14 +157,16 @@ def test_an_advance_is_a_restore_of_the_later_commit(tmp_path, commits_of, old, 
             for version in later:
                 if version % 2:
                     swept(shards)  # rows that this shard removed by itself come back where the commit has them
-                shards.advance(*commits.at(version), w.soon())
-            digests = [shards.digest(w.soon())]
+                shards.call(AdvanceCommit(*commits.at(version)), w.soon())
+            digests = [shards.call(DigestRows(), w.soon())]
             swept(shards)
-            stats = {n: (each.num_rows, each.rows_by_group) for n, each in shards.stats(w.soon()).items()}
+            stats = {
+                n: (each.num_rows, each.rows_by_group) for n, each in shards.call(CountRows(), w.soon()).tables.items()
+            }
             for number in (LAST + 1, LAST + 2):
                 live(shards, number)
                 swept(shards)
-                digests.append(shards.digest(w.soon()))
+                digests.append(shards.call(DigestRows(), w.soon()))
             folder = tmp_path / f"commit-{name}"
             parts = commit(shards, folder, LAST + 2, FIRST)
             ends.append((digests, stats, rows_in((folder, parts, LAST + 2))))
@@ -178,20 +191,23 @@ def handed_over(folder, kind, monkeypatch, *, swept_first: bool) -> HandedOver:
         if not swept_first:
             patch.setattr(Sweeper, "sweep", lambda self, table: None)
         shards = world.one
-        shards.restore(folder, [], 0, w.soon())
+        shards.call(RestoreCommit(folder, [], 0), w.soon())
         for number in range(1, LAST + 1):
             live(shards, number)
             if swept_first:
                 swept(shards)
             if number == FIRST:
                 parts = commit(shards, folder / "commit", number, FIRST)
-        shards.snapshot(LAST, w.soon(), FIRST)
+        shards.call(TakeSnapshot(LAST, FIRST), w.soon())
         (folder / "handed").mkdir()
-        handed = shards.hand_over(folder / "handed", w.soon())
-        shards.settle(False, w.soon())
-        stats = {n: (each.num_rows, each.rows_by_group, each.dirty_rows) for n, each in shards.stats(w.soon()).items()}
+        handed = shards.call(HandOver(folder / "handed"), w.soon())
+        shards.call(SettleSnapshot(False), w.soon())
+        stats = {
+            n: (each.num_rows, each.rows_by_group, each.dirty_rows)
+            for n, each in shards.call(CountRows(), w.soon()).tables.items()
+        }
         ends = (folder / "commit", parts, FIRST), (folder / "handed", handed, LAST)
-        return HandedOver(folder, *ends, shards.digest(w.soon()), stats)
+        return HandedOver(folder, *ends, shards.call(DigestRows(), w.soon()), stats)
 
 
 @pytest.mark.parametrize(("old", "new"), PATHS)
@@ -204,17 +220,19 @@ def test_what_is_handed_over_is_as_if_it_was_trained_here(tmp_path, monkeypatch,
         with job_at(tmp_path, name, new, tables_of(), made.committed) as shards:
             if name == "handed":
                 swept(shards)  # rows that this shard removed by itself
-                shards.advance(*made.handed, w.soon())
-                assert shards.digest(w.soon()) == made.digest
+                shards.call(AdvanceCommit(*made.handed), w.soon())
+                assert shards.call(DigestRows(), w.soon()) == made.digest
             for number in range(FIRST + 1, LAST + 1) if name == "trained" else ():
                 live(shards, number)
             swept(shards)
-            stats = {n: (each.num_rows, each.rows_by_group) for n, each in shards.stats(w.soon()).items()}
-            digests = [shards.digest(w.soon())]
+            stats = {
+                n: (each.num_rows, each.rows_by_group) for n, each in shards.call(CountRows(), w.soon()).tables.items()
+            }
+            digests = [shards.call(DigestRows(), w.soon())]
             for number in (LAST + 1, LAST + 2):
                 live(shards, number)
                 swept(shards)
-                digests.append(shards.digest(w.soon()))
+                digests.append(shards.call(DigestRows(), w.soon()))
             folder = tmp_path / f"commit-{name}"
             parts = commit(shards, folder, LAST + 2, FIRST)
             ends.append((digests, stats, rows_in((folder, parts, LAST + 2))))
@@ -225,11 +243,11 @@ def test_what_is_handed_over_is_as_if_it_was_trained_here(tmp_path, monkeypatch,
 def test_what_is_handed_over_since_another_commit_is_refused_and_changes_nothing(tmp_path, monkeypatch):
     made = handed_over(tmp_path, 2, monkeypatch, swept_first=True)
     with w.job(3, tables=tables_of(), live=tmp_path / "new") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
-        before = world.one.digest(w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
+        before = world.one.call(DigestRows(), w.soon())
         with pytest.raises(InvalidShardCall, match=f"has the rows of table 'default' since version {FIRST}, not 0"):
-            world.one.advance(*made.handed, w.soon())
-        assert world.one.digest(w.soon()) == before
+            world.one.call(AdvanceCommit(*made.handed), w.soon())
+        assert world.one.call(DigestRows(), w.soon()) == before
 
 
 def test_a_part_that_is_handed_over_and_damaged_is_refused(tmp_path, monkeypatch):
@@ -238,13 +256,13 @@ def test_a_part_that_is_handed_over_and_damaged_is_refused(tmp_path, monkeypatch
     path.write_bytes(path.read_bytes()[:-8])
     with job_at(tmp_path, "new", 0, tables_of(), made.committed) as shards:
         with pytest.raises(StoreDamaged, match="default.rows.safetensors: cannot be read"):
-            shards.advance(*made.handed, w.soon())
+            shards.call(AdvanceCommit(*made.handed), w.soon())
 
 
 def test_an_advance_reads_only_what_changed(tmp_path, monkeypatch):
     tables = {"default": TableSection(dim=4)}
     with w.job(2, tables=tables, live=tmp_path / "old") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         w.train(world.one, 1, [{"default": w.keys(*range(500))}], seed=1, steps=1)
         first = commit(world.one, tmp_path / "c1", 1, 1)
         w.train(world.one, 2, [{"default": w.keys(3, 4, 900)}], seed=2, steps=1)
@@ -255,7 +273,7 @@ def test_an_advance_reads_only_what_changed(tmp_path, monkeypatch):
         monkeypatch.setattr(
             RocksRowStore, "get", lambda self, keys_U: read.extend(keys_U.tolist()) or real(self, keys_U)
         )
-        shards.advance(tmp_path / "c2", second, 2, w.soon())
+        shards.call(AdvanceCommit(tmp_path / "c2", second, 2), w.soon())
         assert sorted(read) == sorted(w.keys(3, 4, 900).keys_U.tolist())
 
 
@@ -264,22 +282,22 @@ def test_an_advance_that_cannot_be_is_refused_and_changes_nothing(tmp_path, new)
     tables = {"default": TableSection(dim=4)}
     parts = {}
     with w.job(2, tables=tables, live=tmp_path / "old") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         for number in (1, 2, 3):
             w.train(world.one, number, [{"default": w.keys(*range(number, 50))}], seed=number, steps=1)
             parts[number] = commit(world.one, tmp_path / f"c{number}", number, 2 if number == 3 else None)
     commits = {number: (tmp_path / f"c{number}", parts[number], number) for number in parts}
     with job_at(tmp_path, "new", new, tables, commits[1]) as shards:
-        before = shards.digest(w.soon())
+        before = shards.call(DigestRows(), w.soon())
         with pytest.raises(InvalidShardCall, match="does not record the changes of table 'default' since version 1"):
-            shards.advance(*commits[3], w.soon())
-        assert shards.digest(w.soon()) == before
-        shards.advance(*commits[1], w.soon())  # a repeat
+            shards.call(AdvanceCommit(*commits[3]), w.soon())
+        assert shards.call(DigestRows(), w.soon()) == before
+        shards.call(AdvanceCommit(*commits[1]), w.soon())  # a repeat
         with pytest.raises(InvalidShardCall, match="version 0 is older than version 1"):
-            shards.advance(tmp_path, [], 0, w.soon())
+            shards.call(AdvanceCommit(tmp_path, [], 0), w.soon())
         w.train(shards, 2, [{"default": w.keys(1)}], seed=2, steps=1)
         with pytest.raises(InvalidShardCall, match="version 3 cannot follow a restore now"):
-            shards.advance(*commits[3], w.soon())
+            shards.call(AdvanceCommit(*commits[3]), w.soon())
 
 
 # -- one table, with stores in memory: any order of changes

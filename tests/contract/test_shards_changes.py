@@ -12,6 +12,15 @@ from headrace.pserver.errors import StoreDamaged, StoreFailed
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.server.commands import (
+    CountRows,
+    DigestRows,
+    Operate,
+    RestoreCommit,
+    SettleSnapshot,
+    TakeSnapshot,
+    WriteSnapshot,
+)
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.service.history.verification import damage_of
 from headrace.trainer.checkpoint.commits import Commit
@@ -34,7 +43,7 @@ def tables_of(memory=None, **more):
 @contextmanager
 def job_at(tmp_path, name, kind, folder=None, parts=(), version=0, tables=None):
     with w.job(kind, live=tmp_path / "live" / name, tables=tables or tables_of()) as world:
-        world.one.restore(folder or tmp_path, parts, version, w.soon())
+        world.one.call(RestoreCommit(folder or tmp_path, parts, version), w.soon())
         yield world.one
 
 
@@ -45,14 +54,14 @@ def learn(shards, version, signs):
 
 def forget(shards, version, signs):
     keys = w.keys(*signs).keys_U.tolist()
-    shards.operate(version, [ForgetRow(table="default", group=1, key=key) for key in keys], w.soon())
+    shards.call(Operate(version, [ForgetRow(table="default", group=1, key=key) for key in keys]), w.soon())
 
 
 def commit(shards, folder, version, since=None):
-    shards.snapshot(version, w.soon(), since)
+    shards.call(TakeSnapshot(version, since), w.soon())
     folder.mkdir(parents=True)
-    parts = shards.write_snapshot(folder, w.soon())
-    shards.settle(True, w.soon())
+    parts = shards.call(WriteSnapshot(folder), w.soon())
+    shards.call(SettleSnapshot(True), w.soon())
     return parts
 
 
@@ -92,13 +101,13 @@ def test_a_commit_holds_no_row_that_went_and_neither_does_what_is_restored(kind,
         forget(shards, 1, [3, 4, 5, 999])
         learn(shards, 2, [5, 6])
         second = commit(shards, tmp_path / "c2", 2)
-        digest = shards.digest(w.soon())
+        digest = shards.call(DigestRows(), w.soon())
     assert stored(tmp_path / "c1", first, tmp_path) == set(SIGNS)
     assert stored(tmp_path / "c2", second, tmp_path) == set(SIGNS) - {3, 4}
     assert sum(part.tables["default"].rows for part in second) == len(SIGNS) - 2
     for number, other in enumerate({0, kind, 2, 3}):
         with job_at(tmp_path, f"again-{number}", other, tmp_path / "c2", second, 2, tables) as again:
-            assert again.digest(w.soon()) == digest
+            assert again.call(DigestRows(), w.soon()) == digest
             learn(again, 3, [3])
             commit(again, tmp_path / f"c3-{number}", 3)
     again = commit_of(tmp_path / "c2", second)
@@ -117,23 +126,23 @@ def test_rows_that_went_in_a_failed_commit_go_with_the_next(kind, tmp_path, monk
         commit(shards, tmp_path / "c1", 1, 0)
         forget(shards, 1, [1, 2])
         learn(shards, 2, [2, 7])
-        shards.snapshot(2, w.soon(), 0)
+        shards.call(TakeSnapshot(2, 0), w.soon())
         (tmp_path / "c2").mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(RocksRowStore, "checkpoint", failing)
             with pytest.raises(StoreFailed, match="the disk is full"):
-                shards.write_snapshot(tmp_path / "c2", w.soon())
-        shards.settle(False, w.soon())
+                shards.call(WriteSnapshot(tmp_path / "c2"), w.soon())
+        shards.call(SettleSnapshot(False), w.soon())
         assert list((tmp_path / "c2").iterdir()) == []
         forget(shards, 2, [2, 8])
         learn(shards, 3, [8])
         parts = commit(shards, tmp_path / "c3", 3, 0)
         assert told(tmp_path / "c3", parts, 1, 3) == ({7, 8}, {1, 2, 8})
         assert told(tmp_path / "c3", parts, 0, 3) == (set(SIGNS), {1, 2, 8})
-        digest = shards.digest(w.soon())
+        digest = shards.call(DigestRows(), w.soon())
     assert stored(tmp_path / "c3", parts, tmp_path) == set(SIGNS) - {1, 2}
     with job_at(tmp_path, "second", kind, tmp_path / "c3", parts, 3, tables_of(memory)) as again:
-        assert again.digest(w.soon()) == digest
+        assert again.call(DigestRows(), w.soon()) == digest
 
 
 def failing(*_):
@@ -195,16 +204,24 @@ def test_a_damaged_file_of_changes_is_seen_by_who_verifies_and_who_reads(tmp_pat
 def test_what_admission_counted_comes_back_onto_any_number_of_shards(tmp_path):
     tables = tables_of(admission=(CountEntry(kind="count", n=40, memory=1 << 20),))
     with w.job(0, tables=tables) as plain:
-        plain.one.restore(tmp_path, [], 0, w.soon())
+        plain.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         expected = []
         for number in range(1, 6):
             learn(plain.one, number, SIGNS)
-            expected.append((plain.one.digest(w.soon()), plain.one.stats(w.soon())["default"].num_rows))
+            expected.append(
+                (
+                    plain.one.call(DigestRows(), w.soon()),
+                    plain.one.call(CountRows(), w.soon()).tables["default"].num_rows,
+                )
+            )
     parts, folder = [], tmp_path
     for number, kind in enumerate([1, 2, 3, 0, 2], start=1):
         with job_at(tmp_path, str(number), kind, folder, parts, number - 1, tables) as shards:
             learn(shards, number, SIGNS)
-            assert (shards.digest(w.soon()), shards.stats(w.soon())["default"].num_rows) == expected[number - 1]
+            assert (
+                shards.call(DigestRows(), w.soon()),
+                shards.call(CountRows(), w.soon()).tables["default"].num_rows,
+            ) == expected[number - 1]
             folder = tmp_path / f"c{number}"
             parts = commit(shards, folder, number)
         assert any(name.endswith("/default.admission.safetensors") for name in parts[0].files)
@@ -214,14 +231,14 @@ def test_what_admission_counted_comes_back_onto_any_number_of_shards(tmp_path):
     path.write_bytes(bytes(content))
     with w.job(2, live=tmp_path / "live" / "bad", tables=tables) as world:
         with pytest.raises(StoreDamaged, match=r"admission\.safetensors: not what was committed"):
-            world.one.restore(folder, parts, 5, w.soon())
+            world.one.call(RestoreCommit(folder, parts, 5), w.soon())
 
 
 def test_a_commit_of_before_tables_lived_comes_back(kind, tmp_path):
     with job_at(tmp_path, "first", kind) as shards:
         learn(shards, 1, SIGNS)
         parts = commit(shards, tmp_path / "c1", 1)
-        digest = shards.digest(w.soon())
+        digest = shards.call(DigestRows(), w.soon())
     old = [
         ShardCommitPart(
             part.folder,
@@ -233,7 +250,7 @@ def test_a_commit_of_before_tables_lived_comes_back(kind, tmp_path):
     ]
     for number, other in enumerate((kind, 2)):
         with job_at(tmp_path, f"again-{number}", other, tmp_path / "c1", old, 1) as again:
-            assert again.digest(w.soon()) == digest
+            assert again.call(DigestRows(), w.soon()) == digest
             learn(again, 2, [1])
             made = commit(again, tmp_path / f"c2-{number}", 2, 1)
             assert sum(part.tables["default"].rows for part in made) == len(SIGNS)

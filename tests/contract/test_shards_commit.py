@@ -13,6 +13,14 @@ from headrace.pserver.commit.change_files import read_changes
 from headrace.pserver.config import Adam, Ftrl, Sgd, TableSection
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import (
+    CountRows,
+    DigestRows,
+    RestoreCommit,
+    SettleSnapshot,
+    TakeSnapshot,
+    WriteSnapshot,
+)
 from headrace.pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, batch, some_batches
@@ -23,7 +31,7 @@ from tests.small_disk import small_disk
 def job_at(tmp_path, name, kind, folder=None, parts=(), version=0, **more):
     """A World restored from a commit, or fresh."""
     with w.job(kind, live=tmp_path / "live" / name, **more) as world:
-        world.one.restore(folder or tmp_path, parts, version, w.soon())
+        world.one.call(RestoreCommit(folder or tmp_path, parts, version), w.soon())
         yield world
 
 
@@ -39,7 +47,7 @@ def world(kind, tmp_path):
 
 
 def digest_of(world):
-    return world.one.digest(w.soon())
+    return world.one.call(DigestRows(), w.soon())
 
 
 def train(world, number):
@@ -49,11 +57,11 @@ def train(world, number):
 def test_a_commit_brings_back_the_same_rows_and_the_same_training(kind, world, tmp_path):
     train(world, 1)
     parts = w.commit(world.one, tmp_path / "commit", 1)
-    before, stats = digest_of(world), world.one.stats(w.soon())
+    before, stats = digest_of(world), world.one.call(CountRows(), w.soon()).tables
     train(world, 2)
     with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
         assert digest_of(again) == before and all(before.values())
-        assert {n: s.rows_by_group for n, s in again.one.stats(w.soon()).items()} == {
+        assert {n: s.rows_by_group for n, s in again.one.call(CountRows(), w.soon()).tables.items()} == {
             n: s.rows_by_group for n, s in stats.items()
         }
         train(again, 2)
@@ -96,30 +104,30 @@ def test_parts_name_every_file_and_all_buckets(world, kind, tmp_path):
     assert [part.folder for part in parts] == [f"shard-{shard}" for shard in range(max(kind, 1))]
     edges = [0, *(part.buckets[1] for part in parts)]
     assert [part.buckets for part in parts] == list(zip(edges, edges[1:], strict=False)) and edges[-1] == 4096
-    stats = world.one.stats(w.soon())
+    stats = world.one.call(CountRows(), w.soon()).tables
     assert all(sum(part.tables[name].rows for part in parts) == stats[name].num_rows for name in w.TABLES)
     assert typed(list[type(parts[0])], plain(parts), "it") == parts
 
 
 def test_a_later_commit_writes_only_what_changed(world, tmp_path):
     train(world, 1)
-    rows = sum(stats.num_rows for stats in world.one.stats(w.soon()).values())
-    assert world.one.snapshot(1, w.soon()) == rows > 4
+    rows = sum(stats.num_rows for stats in world.one.call(CountRows(), w.soon()).tables.values())
+    assert world.one.call(TakeSnapshot(1), w.soon()) == rows > 4
     (tmp_path / "commit").mkdir()
-    world.one.write_snapshot(tmp_path / "commit", w.soon())
-    world.one.settle(True, w.soon())
+    world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())
+    world.one.call(SettleSnapshot(True), w.soon())
     w.train(world.one, 2, [batch(1, 2)], seed=2, steps=1)
-    assert world.one.snapshot(2, w.soon()) == 4  # two keys of two tables
+    assert world.one.call(TakeSnapshot(2), w.soon()) == 4  # two keys of two tables
 
 
 def test_a_snapshot_is_not_changed_by_what_comes_after(kind, world, tmp_path):
     train(world, 1)
     before = digest_of(world)
-    world.one.snapshot(1, w.soon())
+    world.one.call(TakeSnapshot(1), w.soon())
     train(world, 2)
     (tmp_path / "commit").mkdir()
-    parts = world.one.write_snapshot(tmp_path / "commit", w.soon())
-    world.one.settle(True, w.soon())
+    parts = world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())
+    world.one.call(SettleSnapshot(True), w.soon())
     with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
         assert digest_of(again) == before != digest_of(world)
     train(world, 3)
@@ -130,7 +138,7 @@ def test_a_snapshot_is_not_changed_by_what_comes_after(kind, world, tmp_path):
 
 def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypatch):
     train(world, 1)
-    world.one.snapshot(1, w.soon())
+    world.one.call(TakeSnapshot(1), w.soon())
     (tmp_path / "commit").mkdir()
     may_write, write = threading.Event(), RocksRowStore.write
 
@@ -140,7 +148,7 @@ def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypat
 
     monkeypatch.setattr(RocksRowStore, "write", slowly)
     parts = []
-    writer = threading.Thread(target=lambda: parts.extend(world.one.write_snapshot(tmp_path / "commit", w.soon())))
+    writer = threading.Thread(target=lambda: parts.extend(world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())))
     writer.start()
     train(world, 2)
     assert not parts
@@ -167,15 +175,15 @@ def test_a_write_that_fails_leaves_nothing_and_its_rows_are_in_the_next_commit(
     kind, world, tmp_path, monkeypatch, method
 ):
     train(world, 1)
-    rows = world.one.snapshot(1, w.soon())
+    rows = world.one.call(TakeSnapshot(1), w.soon())
     (tmp_path / "commit").mkdir()
     fail_once(monkeypatch, method)
     with pytest.raises(StoreFailed, match="the disk is full"):
-        world.one.write_snapshot(tmp_path / "commit", w.soon())
-    world.one.settle(False, w.soon())
+        world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())
+    world.one.call(SettleSnapshot(False), w.soon())
     assert list((tmp_path / "commit").iterdir()) == []
-    assert world.one.snapshot(1, w.soon()) == rows
-    world.one.settle(False, w.soon())
+    assert world.one.call(TakeSnapshot(1), w.soon()) == rows
+    world.one.call(SettleSnapshot(False), w.soon())
     w.train(world.one, 2, [batch(1, 2)], seed=2, steps=1)
     parts = w.commit(world.one, tmp_path / "next", 2)
     with job_at(tmp_path, "second", kind, tmp_path / "next", parts, 2) as again:
@@ -184,37 +192,37 @@ def test_a_write_that_fails_leaves_nothing_and_its_rows_are_in_the_next_commit(
 
 def test_a_commit_given_up_after_it_was_written_leaves_nothing(world, tmp_path):
     train(world, 1)
-    rows = world.one.snapshot(1, w.soon())
+    rows = world.one.call(TakeSnapshot(1), w.soon())
     (tmp_path / "commit").mkdir()
-    world.one.write_snapshot(tmp_path / "commit", w.soon())
-    world.one.settle(False, w.soon())
+    world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())
+    world.one.call(SettleSnapshot(False), w.soon())
     assert list((tmp_path / "commit").iterdir()) == []
-    assert world.one.snapshot(1, w.soon()) == rows
+    assert world.one.call(TakeSnapshot(1), w.soon()) == rows
 
 
 def test_a_folder_that_is_not_there_or_taken_fails_the_write_and_is_left_alone(world, tmp_path):
     train(world, 1)
-    world.one.snapshot(1, w.soon())
+    world.one.call(TakeSnapshot(1), w.soon())
     taken = tmp_path / "commit" / "shard-0"
     taken.mkdir(parents=True)
     (taken / "theirs").touch()
     for folder in (tmp_path / "commit", tmp_path / "nowhere"):
         with pytest.raises(StoreFailed, match="cannot be created"):
-            world.one.write_snapshot(folder, w.soon())
-    world.one.settle(False, w.soon())
+            world.one.call(WriteSnapshot(folder), w.soon())
+    world.one.call(SettleSnapshot(False), w.soon())
     assert (taken / "theirs").exists() and not (tmp_path / "nowhere").exists()
 
 
 def test_one_snapshot_is_in_flight_at_a_time(world):
     train(world, 1)
-    rows = world.one.snapshot(1, w.soon())
-    assert world.one.snapshot(1, w.soon()) == rows  # the same one, asked for again
+    rows = world.one.call(TakeSnapshot(1), w.soon())
+    assert world.one.call(TakeSnapshot(1), w.soon()) == rows  # the same one, asked for again
     train(world, 2)
     with pytest.raises(InvalidShardCall, match="no snapshot of version 2: that of 1 is not settled"):
-        world.one.snapshot(2, w.soon())
-    world.one.settle(True, w.soon())
-    world.one.settle(True, w.soon())  # a repeat
-    assert world.one.snapshot(2, w.soon()) > 0
+        world.one.call(TakeSnapshot(2), w.soon())
+    world.one.call(SettleSnapshot(True), w.soon())
+    world.one.call(SettleSnapshot(True), w.soon())  # a repeat
+    assert world.one.call(TakeSnapshot(2), w.soon()) > 0
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
@@ -222,27 +230,27 @@ def test_a_snapshot_is_of_the_pass_closed_last(world, version):
     train(world, 1)
     train(world, 2)
     with pytest.raises(InvalidShardCall, match=f"no snapshot of version {version}: version 2 is the last one closed"):
-        world.one.snapshot(version, w.soon())
+        world.one.call(TakeSnapshot(version), w.soon())
 
 
 def test_a_snapshot_is_taken_before_the_first_step_of_the_next_pass(world):
     train(world, 1)
     world.one.open_pass(2, w.soon())
-    assert world.one.snapshot(1, w.soon()) > 0
-    world.one.settle(False, w.soon())
+    assert world.one.call(TakeSnapshot(1), w.soon()) > 0
+    world.one.call(SettleSnapshot(False), w.soon())
     world.one.exchange(0, None, None, None, StepScale(1), w.soon())
     with pytest.raises(InvalidShardCall, match="no snapshot of version 1: steps of pass 2 are applied"):
-        world.one.snapshot(1, w.soon())
+        world.one.call(TakeSnapshot(1), w.soon())
 
 
 def test_a_write_may_be_repeated_and_needs_a_snapshot(world, tmp_path):
     with pytest.raises(InvalidShardCall, match="no snapshot to write"):
-        world.one.write_snapshot(tmp_path, w.soon())
+        world.one.call(WriteSnapshot(tmp_path), w.soon())
     train(world, 1)
-    world.one.snapshot(1, w.soon())
+    world.one.call(TakeSnapshot(1), w.soon())
     (tmp_path / "commit").mkdir()
-    parts = world.one.write_snapshot(tmp_path / "commit", w.soon())
-    assert world.one.write_snapshot(tmp_path / "commit", w.soon()) == parts
+    parts = world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon())
+    assert world.one.call(WriteSnapshot(tmp_path / "commit"), w.soon()) == parts
 
 
 def test_passes_go_on_after_the_version_restored_and_may_be_skipped(kind, world, tmp_path):
@@ -251,30 +259,30 @@ def test_passes_go_on_after_the_version_restored_and_may_be_skipped(kind, world,
     with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
         with pytest.raises(InvalidShardCall, match="pass 1 cannot open: pass 1 was closed before"):
             again.one.open_pass(1, w.soon())
-        again.one.restore(tmp_path / "commit", parts, 1, w.soon())  # a repeat
+        again.one.call(RestoreCommit(tmp_path / "commit", parts, 1), w.soon())  # a repeat
         train(again, 4)
         with pytest.raises(InvalidShardCall, match="version 1 cannot be restored: pass 4 is closed"):
-            again.one.restore(tmp_path / "commit", parts, 1, w.soon())
+            again.one.call(RestoreCommit(tmp_path / "commit", parts, 1), w.soon())
 
 
 def test_a_commit_is_restored_before_the_first_pass_only(kind, tmp_path):
     with w.job(kind, live=tmp_path / "live") as world:
         train(world, 1)
         with pytest.raises(InvalidShardCall, match="version 0 cannot be restored: pass 1 is closed"):
-            world.one.restore(tmp_path, [], 0, w.soon())
+            world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         with pytest.raises(InvalidShardCall, match="never restored"):
-            world.one.snapshot(1, w.soon())
+            world.one.call(TakeSnapshot(1), w.soon())
     assert not (tmp_path / "live").exists()
 
 
 def test_rows_in_memory_only_are_not_committed(kind, tmp_path):
     with w.job(kind) as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         train(world, 1)
         for call in (
-            lambda: world.one.snapshot(1, w.soon()),
-            lambda: world.one.write_snapshot(tmp_path, w.soon()),
-            lambda: world.one.settle(True, w.soon()),
+            lambda: world.one.call(TakeSnapshot(1), w.soon()),
+            lambda: world.one.call(WriteSnapshot(tmp_path), w.soon()),
+            lambda: world.one.call(SettleSnapshot(True), w.soon()),
         ):
             with pytest.raises(InvalidShardCall, match="without a folder for committed rows"):
                 call()
@@ -289,10 +297,10 @@ def test_a_part_that_is_gone_is_named_and_another_commit_may_be_tried(kind, worl
     shutil.rmtree(tmp_path / "copy" / parts[-1].folder / "other")
     with w.job(target, live=tmp_path / "second") as again:
         with pytest.raises(StoreDamaged, match=f"copy/{parts[-1].folder}/other"):
-            again.one.restore(tmp_path / "copy", parts, 1, w.soon())
+            again.one.call(RestoreCommit(tmp_path / "copy", parts, 1), w.soon())
         if target == 0:
             assert not (tmp_path / "second").exists()
-            again.one.restore(tmp_path / "commit", parts, 1, w.soon())
+            again.one.call(RestoreCommit(tmp_path / "commit", parts, 1), w.soon())
             assert digest_of(again) == digest_of(world)
 
 
@@ -307,8 +315,8 @@ def test_rows_that_cannot_be_copied_leave_no_store_open(tmp_path):
             path.write_bytes(content)
         with w.job(0, live=tmp_path / "second") as again:
             with pytest.raises(StoreDamaged, match="a damaged block") as refused:
-                again.one.restore(tmp_path / "copy", parts, 1, w.soon())
-            again.one.restore(tmp_path / "commit", parts, 1, w.soon())  # while the error holds its frames
+                again.one.call(RestoreCommit(tmp_path / "copy", parts, 1), w.soon())
+            again.one.call(RestoreCommit(tmp_path / "commit", parts, 1), w.soon())  # while the error holds its frames
             assert digest_of(again) == digest_of(world) and refused.tb is not None
 
 
@@ -344,7 +352,7 @@ def test_a_table_larger_than_its_memory_ends_with_the_same_bits(kind, tmp_path):
                 world.one.close_pass(0, w.soon())
                 parts = w.commit(world.one, tmp_path / f"{name}-{number}", number + 1)
             digests.append(digest_of(world))
-            stats = world.one.stats(w.soon())["default"]
+            stats = world.one.call(CountRows(), w.soon()).tables["default"]
             assert stats.num_rows == 13_500 and (stats.max_dirty_rows is None) == (memory is None)
             last = tmp_path / f"{name}-{number}"
     assert digests[0] == digests[1]
@@ -363,14 +371,14 @@ def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(
                 w.train(world.one, number, batches, seed=number, steps=1)
                 folder, parts, failed = disk.folder / f"commit-{number}", [], 0
                 while not parts:
-                    rows = world.one.snapshot(number, w.soon(), 0)
+                    rows = world.one.call(TakeSnapshot(number, 0), w.soon())
                     disk.leave(40_000 * (failed + 2))
                     try:
                         folder.mkdir()
-                        parts = world.one.write_snapshot(folder, w.soon())
-                        world.one.settle(True, w.soon())
+                        parts = world.one.call(WriteSnapshot(folder), w.soon())
+                        world.one.call(SettleSnapshot(True), w.soon())
                     except StoreFailed:
-                        world.one.settle(False, w.soon())
+                        world.one.call(SettleSnapshot(False), w.soon())
                         assert list(folder.iterdir()) == [] and rows == 8000 * number
                         folder.rmdir()
                         failed += 1

@@ -9,6 +9,7 @@ import pytest
 from headrace.pserver.config import Adagrad, CountEntry, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
 from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.server.commands import DigestRows, Operate
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, some_batches
 from tests.contract.test_shards_living import live, tables_of
@@ -35,7 +36,7 @@ def history(kind, default_row, num_ranks=1, **more):
 
             read += [batch["default"] for rows in world.each(train) for batch in rows]
             seen.append(world.one.look({"default": w.keys(*range(80))}, w.soon())["default"])
-            digests.append(world.one.digest(w.soon()))
+            digests.append(world.one.call(DigestRows(), w.soon()))
         return read, seen, digests
 
 
@@ -77,7 +78,7 @@ def test_a_key_reads_the_default_row_until_the_push_that_crosses_then_its_initia
             initial = other.one.pull(other.one.prepare(keys, learn=True), w.soon())["default"]
         assert (rows[3] == initial).all() and (rows[4] != initial).all()  # no gradient of before the row was applied
         shards.close_pass(0, w.soon())
-        shards.operate(1, [ForgetRow(table="default", group=1, key=int(keys["default"].keys_U[0]))], w.soon())
+        shards.call(Operate(1, [ForgetRow(table="default", group=1, key=int(keys["default"].keys_U[0]))]), w.soon())
         assert absent(shards.look(keys, w.soon())["default"]).all()
 
 

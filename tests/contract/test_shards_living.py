@@ -4,6 +4,7 @@ import pytest
 
 from headrace.pserver.config import Adagrad, CountEntry, SlotLife, TableSection
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
+from headrace.pserver.server.commands import CountRows, DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, some_batches
 
@@ -34,8 +35,8 @@ def live(world, num_passes, steps=3):
         operations = [ShrinkRows(table="other", at_once=number % 2 == 0), AdvanceDay(to=number)]
         key = some_batches(0, 1, seed=number)[0]["default"]
         operations.append(ForgetRow(table="default", group=1, key=int(key.keys_U[0])))
-        world.one.operate(number, operations, w.soon())
-        said.append(([each for each, _ in read], world.one.digest(w.soon())))
+        world.one.call(Operate(number, operations), w.soon())
+        said.append(([each for each, _ in read], world.one.call(DigestRows(), w.soon())))
     return said
 
 
@@ -58,7 +59,7 @@ def test_three_ranks_end_with_the_same_on_any_number_of_shards():
     for kind in (1, 3):
         with w.job(kind, num_ranks=3, tables=TABLES, groups={"rare": 2}) as world:
             said.append(live(world, 5))
-            assert 0 < world.one.stats(w.soon())["default"].num_rows < 60
+            assert 0 < world.one.call(CountRows(), w.soon()).tables["default"].num_rows < 60
     assert said[0] == said[1] and len({digest["default"] for _, digest in said[0]}) == 5
 
 
@@ -68,9 +69,9 @@ def test_a_commit_of_living_tables_is_restored_onto_another_number_of_shards(kin
         expected = live(world, 6)
     parts = []
     with w.job(2, tables=tables_of(None), live=tmp_path / "first") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         live(world, 3)
         parts = w.commit(world.one, tmp_path / "commit", 3)
     with w.job(kind, tables=tables_of(8 << 20), live=tmp_path / "second") as world:
-        world.one.restore(tmp_path / "commit", parts, 3, w.soon())
-        assert world.one.digest(w.soon()) == expected[2][1]
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 3), w.soon())
+        assert world.one.call(DigestRows(), w.soon()) == expected[2][1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import DigestRows
 from tests.contract import shards_world as w
 
 
@@ -40,4 +41,4 @@ def test_a_look_makes_no_row(world):
     world.one.open_pass(1, w.soon())
     world.one.close_pass(0, w.soon())
     world.one.look(batch(*range(20)), w.soon())
-    assert world.one.digest(w.soon()) == {"default": 0, "other": 0}
+    assert world.one.call(DigestRows(), w.soon()) == {"default": 0, "other": 0}

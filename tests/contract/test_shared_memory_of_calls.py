@@ -10,6 +10,7 @@ from headrace.deadline import Deadline
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.errors import InvalidShardCall, StepTimedOut
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import DigestRows
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.rpc import data_sockets
 from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
@@ -51,7 +52,7 @@ def memory_of(shards):
 
 def trained(shards):
     rows, _ = w.train(shards, 1, BATCHES * 3, seed=1, steps=6)
-    return [{name: each.tobytes() for name, each in step.items()} for step in rows], shards.digest(w.soon())
+    return [{name: each.tobytes() for name, each in step.items()} for step in rows], shards.call(DigestRows(), w.soon())
 
 
 @pytest.mark.parametrize("end", ["create", "open"])
@@ -112,7 +113,7 @@ def test_a_push_that_waits_for_another_rank_is_not_read_from_the_memory_later(se
             second.exchange(0, batches[1], pushes[1], None, StepScale(64), w.soon())
             first.exchange(0, batches[0], pushes[0], None, StepScale(64), w.soon())
             w.World([first, second]).each(lambda _, shards: shards.close_pass(0, w.soon()))
-            digests.append(first.digest(w.soon()))
+            digests.append(first.call(DigestRows(), w.soon()))
     assert digests[0] == digests[1]
 
 
@@ -123,7 +124,7 @@ def test_a_call_that_is_given_up_takes_its_memory_along(serve):
         batch = shards.prepare(BATCHES[0], learn=True)
         rows = shards.pull(batch, w.soon())["default"]
         before, push = memory_of(shards), {"default": w.push_of(w.keys(*SIGNS), 5, 0)}
-        with server._servicer._turn, pytest.raises(StepTimedOut, match="did not answer in time"):
+        with server._servicer.host.turn, pytest.raises(StepTimedOut, match="did not answer in time"):
             shards.exchange(0, batch, push, batch, StepScale(64), Deadline.after(0.2))
         assert memory_of(shards) is None
         learnt = shards.pull(batch, w.soon())["default"]

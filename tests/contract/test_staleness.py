@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.pserver.config import CountEntry, Sgd, TableSection
 from headrace.pserver.protocol.shards import Gradients
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.trainer.status.step_clock import StepClock
 from headrace.trainer.train.exchanges import Exchanges
 from tests.contract import shards_world as w
@@ -182,7 +182,7 @@ def test_digests_do_not_depend_on_where_rows_are(staleness):
     for num_shards in (0, 1, 2, 3):
         with w.job(num_shards, 1, TABLES) as made:
             train(made.one, 0, 1, signs, len(signs), staleness)
-            digests.add(tuple(sorted(made.one.digest(w.soon()).items())))
+            digests.add(tuple(sorted(made.one.call(DigestRows(), w.soon()).items())))
     assert len(digests) == 1
 
 
@@ -192,7 +192,7 @@ def test_every_staleness_gives_other_rows():
     for staleness in range(4):
         with w.job(0, 1, TABLES) as made:
             train(made.one, 0, 1, signs, len(signs), staleness)
-            digests.add(made.one.digest(w.soon())["all"])
+            digests.add(made.one.call(DigestRows(), w.soon())["all"])
     assert len(digests) == 4
 
 

@@ -9,6 +9,7 @@ from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.table_operations import SetTables, ShrinkRows
+from headrace.pserver.server.commands import CountRows, Operate
 from headrace.trainer.journal.records import ShrinkOperation
 from headrace.trainer.rank0 import shrinks
 from headrace.trainer.rank0.operations import ClosingPass
@@ -44,7 +45,7 @@ class Job:
         self.version += 1
         closing = ClosingPass(
             version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0,
-            stats=self.shards.stats(w.soon()), positions={}, metrics={}, num_samples=1, ended=False,
+            stats=self.shards.call(CountRows(), w.soon()).tables, positions={}, metrics={}, num_samples=1, ended=False,
             days=[day], signals=["slot.item"],
         )  # fmt: skip
         self.shrinking.saw(closing)
@@ -52,7 +53,7 @@ class Job:
             self.ops.append(operation.op)
             if isinstance(operation, ShrinkOperation):
                 shrink = ShrinkRows(table="default", at_once=operation.at_once)
-                self.shards.operate(self.version, [shrink], w.soon())
+                self.shards.call(Operate(self.version, [shrink]), w.soon())
             self.shrinking.acted(self.version, operation, False)
 
     def due(self, closing):
@@ -61,14 +62,14 @@ class Job:
         while not (found := self.shrinking.due(closing, ())) and self.shrinking.wants_pass(False):
             deadline.check("counting rows")
             time.sleep(0.001)
-            closing = replace(closing, stats=self.shards.stats(w.soon()))
+            closing = replace(closing, stats=self.shards.call(CountRows(), w.soon()).tables)
         return found
 
     @property
     def rows(self):
         """Rows, once those that shrinks took are removed."""
         deadline = w.soon()
-        while (stats := self.shards.stats(deadline)["default"]).sweeping:
+        while (stats := self.shards.call(CountRows(), deadline).tables["default"]).sweeping:
             deadline.check("removing rows")
             time.sleep(0.001)
         return stats.num_rows
@@ -102,13 +103,13 @@ def test_the_same_stream_under_a_rule_that_was_just_made_stricter_waits_and_then
     with w.job(0, tables={"default": loose}, groups={"item": GROUP}) as world:
         job = Job(world.one, loose)
         job.run(range(4))
-        world.one.operate(job.version, [SetTables(tables={"default": strict.model_dump(mode="json")})], w.soon())
+        world.one.call(Operate(job.version, [SetTables(tables={"default": strict.model_dump(mode="json")})]), w.soon())
         job.tables["default"] = strict
         job.run([4])
         assert job.ops == ["hold"] and job.rows == ALIVE + 4 * NEW
         job.shrinking.acted(
             job.version, job.shrinking.asked({"op": "shrink", "id": "x", "table": "default", "allow": True}), False
         )
-        world.one.operate(job.version, [ShrinkRows(table="default", at_once=True)], w.soon())
+        world.one.call(Operate(job.version, [ShrinkRows(table="default", at_once=True)]), w.soon())
         job.run([5, 6])
         assert job.ops == ["hold", "shrink", "shrink"] and job.rows == expected(6, 0)

@@ -10,6 +10,7 @@ import torch
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.pserver.commit import shard_commits as shard_commit
+from headrace.pserver.server.commands import CountRows, DigestRows, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.store import rocks_store
 from headrace.retry import Backoff
@@ -47,7 +48,7 @@ class Chief:
     def __init__(self, store):
         self.store, self.commits, self.version = store, Commits(store), 0
         self.shards = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=store / "live")
-        self.shards.restore(store, [], 0, w.soon())
+        self.shards.call(RestoreCommit(store, [], 0), w.soon())
         self.log = Log.claim(store / "log", 1, Deadline.after(5), timeline="t1")
         self.committer = Committer(
             store,
@@ -74,7 +75,7 @@ class Chief:
         return self.committer.status().failing
 
     def dirty_rows(self):
-        return sum(stats.dirty_rows for stats in self.shards.stats(w.soon()).values())
+        return sum(stats.dirty_rows for stats in self.shards.call(CountRows(), w.soon()).tables.values())
 
     def assert_only(self, version):
         """Only the whole commit of that version exists: no other folder, no file under a temporary name."""
@@ -91,8 +92,8 @@ class Chief:
         """The newest commit restores every row."""
         commit = self.commits.whole()[-1]
         again = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=self.store / "again")
-        again.restore(commit.folder, commit.shards, commit.version, w.soon())
-        assert again.digest(w.soon()) == self.shards.digest(w.soon())
+        again.call(RestoreCommit(commit.folder, commit.shards, commit.version), w.soon())
+        assert again.call(DigestRows(), w.soon()) == self.shards.call(DigestRows(), w.soon())
         again.close()
 
     def close(self):

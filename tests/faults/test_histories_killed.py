@@ -14,6 +14,7 @@ from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.history_kernels import unpacked
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.faults.deaths import CHIEF, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
@@ -78,7 +79,7 @@ def committed(job, live):
     groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
     shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
     try:
-        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         yield shards
     finally:
         shards.close()

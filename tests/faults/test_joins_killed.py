@@ -15,6 +15,7 @@ from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.pserver.protocol.joins import JOIN_TABLE
 from headrace.pserver.rows.join_kernels import join_reference
+from headrace.pserver.server.commands import DigestRows, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.faults.deaths import CHIEF, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
@@ -195,7 +196,7 @@ def committed(job, live):
     tables = tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join)
     shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
     try:
-        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         yield shards
     finally:
         shards.close()
@@ -225,8 +226,10 @@ def assert_rows_have_the_bits_of(job, oracle):
     """The rows of a job with [join] are those of an offline one."""
     live = [each.store.with_name(f"{each.store.name}-bits") for each in (job, oracle)]
     with committed(job, live[0]) as ours, committed(oracle, live[1]) as theirs:
-        digests = ours.digest(Deadline.after(60))
-        assert digests["default"] == theirs.digest(Deadline.after(60))["default"] and digests[JOIN_TABLE] != 0
+        digests = ours.call(DigestRows(), Deadline.after(60))
+        assert (
+            digests["default"] == theirs.call(DigestRows(), Deadline.after(60))["default"] and digests[JOIN_TABLE] != 0
+        )
 
 
 @pytest.mark.long

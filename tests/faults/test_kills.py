@@ -9,6 +9,7 @@ import pytest
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
 from headrace.service.faults.injection import Deaths, run
@@ -199,7 +200,7 @@ def shows(job, live):
     tables = tables_on_shards(job.spec.tables, job.spec.dense)
     shards = EmbeddedShards(tables, job.spec.seed, live=live, groups={slot.name: slot.group for slot in schema.sparse})
     try:
-        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         found = {
             (slot.name, sign): describe_key(shards, schema, slot, sign, Deadline.after(60))
             for slot in schema.sparse

@@ -17,6 +17,14 @@ from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import (
+    CountRows,
+    DigestRows,
+    RestoreCommit,
+    SettleSnapshot,
+    TakeSnapshot,
+    WriteSnapshot,
+)
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.pserver.store.rocks_store import RocksRowStore
@@ -101,12 +109,12 @@ def test_a_push_in_time_after_a_time_out_still_counts_once():
         mine = late.prepare(batches[0][0], learn=True)
         late.exchange(0, mine, {"default": w.push_of(batches[0][0]["default"], 5, 0)}, None, StepScale(64), w.soon())
         again.join()
-        digest = late.digest(w.soon())
+        digest = late.call(DigestRows(), w.soon())
     with w.job(1, num_ranks=2) as world:
         world.each(lambda rank, shards: w.train(shards, 1, batches[rank], seed=rank, steps=1))
-        assert world.one.digest(w.soon())["default"] != 0
+        assert world.one.call(DigestRows(), w.soon())["default"] != 0
         # The passes of `train` are closed, which sets the day; the rows' day is 0 in both.
-        assert world.one.digest(w.soon()) == digest
+        assert world.one.call(DigestRows(), w.soon()) == digest
 
 
 def test_a_close_waits_for_every_rank():
@@ -135,7 +143,7 @@ def test_ranks_that_disagree_are_refused():
 
         world.each(push)
         assert InvalidShardCall in outcomes and len(outcomes) == 2
-        assert world.one.digest(w.soon())["default"] == 0
+        assert world.one.call(DigestRows(), w.soon())["default"] == 0
 
 
 def test_a_message_too_large_names_the_batch_size():
@@ -202,26 +210,26 @@ def test_a_call_without_an_answer_is_retried_and_counts_once(server, monkeypatch
     shards.exchange(0, first, {"default": w.push_of(w.keys(1, 2), 5, 0)}, second, StepScale(64), w.soon())
     assert len(pushed) == 2 and pushed[0].request == pushed[1].request and answers[0] == answers[1]
     shards.close_pass(0, w.soon())
-    digest = shards.digest(w.soon())
+    digest = shards.call(DigestRows(), w.soon())
     shards.close()
     with w.job(0) as plain:
         w.train(plain.one, 1, [{"default": w.keys(1, 2)}], seed=0, steps=1)
-        assert plain.one.digest(w.soon()) == digest
+        assert plain.one.call(DigestRows(), w.soon()) == digest
 
 
 def test_only_rank_0_commits_and_restores(tmp_path):
     with w.job(1, num_ranks=2, live=tmp_path / "live") as world:
         other = world.ranks[1]
         for call in (
-            lambda: other.restore(tmp_path, [], 0, w.soon()),
-            lambda: other.snapshot(0, w.soon()),
-            lambda: other.write_snapshot(tmp_path, w.soon()),
-            lambda: other.settle(True, w.soon()),
+            lambda: other.call(RestoreCommit(tmp_path, [], 0), w.soon()),
+            lambda: other.call(TakeSnapshot(0), w.soon()),
+            lambda: other.call(WriteSnapshot(tmp_path), w.soon()),
+            lambda: other.call(SettleSnapshot(True), w.soon()),
         ):
             with pytest.raises(InvalidShardCall, match="rank 1 makes a call that only rank 0 may make"):
                 call()
         assert not (tmp_path / "live").exists()
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         assert w.commit(world.one, tmp_path / "commit", 0)
 
 
@@ -234,18 +242,18 @@ def test_a_settle_whose_wait_for_a_write_times_out_may_be_repeated(tmp_path, mon
 
     monkeypatch.setattr(RocksRowStore, "write", slowly)
     with w.job(1, live=tmp_path / "live") as world:
-        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
         w.train(world.one, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
-        world.one.snapshot(1, w.soon())
+        world.one.call(TakeSnapshot(1), w.soon())
         (tmp_path / "commit").mkdir()
         with pytest.raises(StepTimedOut):
-            world.one.write_snapshot(tmp_path / "commit", Deadline.after(0.5))
+            world.one.call(WriteSnapshot(tmp_path / "commit"), Deadline.after(0.5))
         with pytest.raises(StepTimedOut):
-            world.one.settle(False, Deadline.after(0.5))
+            world.one.call(SettleSnapshot(False), Deadline.after(0.5))
         may_write.set()
-        world.one.settle(False, w.soon())
+        world.one.call(SettleSnapshot(False), w.soon())
         assert list((tmp_path / "commit").iterdir()) == []  # the late write has cleaned up behind itself
-        assert world.one.snapshot(1, w.soon()) == 2
+        assert world.one.call(TakeSnapshot(1), w.soon()) == 2
 
 
 # --- processes
@@ -300,7 +308,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
     process = start()
     shards = connect(process.address())
     _, close = w.train(shards, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
-    assert list(close) == ["0"] and shards.stats(w.soon())["default"].num_rows == 2
+    assert list(close) == ["0"] and shards.call(CountRows(), w.soon()).tables["default"].num_rows == 2
     process.child.send_signal(signal.SIGTERM)
     code, said = process.end()
     assert code == 0 and f"shard-0: shard 0 of 1 serves at unix:{process.socket}" in said
@@ -314,10 +322,10 @@ def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_pa
     faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
     process = start(live=str(tmp_path / "live-1"), faults=faults)
     shards = connect(process.address())
-    shards.restore(tmp_path, [], 0, w.soon())
+    shards.call(RestoreCommit(tmp_path, [], 0), w.soon())
     w.train(shards, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
     parts = w.commit(shards, tmp_path / "commit-1", 1)
-    digest = shards.digest(w.soon())
+    digest = shards.call(DigestRows(), w.soon())
     try:
         w.train(shards, 2, [{"default": w.keys(2, 3)}], seed=2, steps=1)
         w.commit(shards, tmp_path / "commit-2", 2)
@@ -328,8 +336,8 @@ def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_pa
     assert process.child.wait(10) == -signal.SIGKILL
     shards.close()
     with w.job(0, live=tmp_path / "live-2") as world:
-        world.one.restore(tmp_path / "commit-1", parts, 1, w.soon())
-        assert world.one.digest(w.soon()) == digest
+        world.one.call(RestoreCommit(tmp_path / "commit-1", parts, 1), w.soon())
+        assert world.one.call(DigestRows(), w.soon()) == digest
 
 
 def test_a_process_that_stops_ends_all_waiting_calls(start):

@@ -23,6 +23,7 @@ from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.feed.feed_server import FeedServer
 from headrace.pserver.proto import feed_pb2, shard_pb2
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.commands import CountRows
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.rpc import channels, rpc_server, unix_sockets
 from headrace.rpc.role import RoleClient, serve_role
@@ -70,7 +71,7 @@ def served(request, tmp_path):
         with ShardServer(w.process(0, 1, 1, w.TABLES), path) as shard:
             assert shard.address.startswith("unix:" if path else "127.0.0.1:")
             with closing(connected(shard.address)) as client:
-                yield shard.address, shard_pb2, lambda: client.stats(Deadline.after(SOON_S))
+                yield shard.address, shard_pb2, lambda: client.call(CountRows(), Deadline.after(SOON_S)).tables
 
 
 def connected(address):
@@ -183,13 +184,13 @@ def test_a_message_that_is_refused_is_not_read(tmp_path, rendezvous):
             alive = lambda: None if child.poll() is None else pytest.fail("it ended")  # noqa: E731
             address = rendezvous.address("shard-0", alive)
             with closing(connected(address)) as client:
-                client.stats(w.soon())
+                client.call(CountRows(), w.soon())
             before, message = memory(child.pid), bytes(200 << 20)
 
             def send(_):
                 with channels.open_channel(address, max_message_bytes=1 << 30) as channel:
                     with pytest.raises(grpc.RpcError) as refused:
-                        channel.unary_unary(path_of(shard_pb2, "Restore"))(message, timeout=60)
+                        channel.unary_unary(path_of(shard_pb2, "Call"))(message, timeout=60)
                     return refused.value.code()
 
             with ThreadPoolExecutor(2) as pool:

@@ -22,6 +22,7 @@ from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.rows.digest import add
 from headrace.pserver.server import shard_server
+from headrace.pserver.server.commands import CountRows, DigestRows
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.rpc import refusals
 from tests.contract import shards_world as w
@@ -97,15 +98,18 @@ def trained(shards: Shards) -> dict[str, Any]:
         batches = [{"default": w.keys(*each), "other": w.keys(*each, group=2)} for each in signs]
         _, close = w.train(shards, number, batches, seed=number, steps=4, day=day)
         closes.append(str(add(int(digest, 16) for digest in close.values())))
-    return {"rows": {name: str(digest) for name, digest in shards.digest(w.soon()).items()}, "closes": closes}
+    return {
+        "rows": {name: str(digest) for name, digest in shards.call(DigestRows(), w.soon()).items()},
+        "closes": closes,
+    }
 
 
 def pushed(shards: Shards) -> dict[str, Any]:
     """Train a pass of large steps; the traffic with each shard, as both ends count it."""
     batches = [{"default": w.keys(*range(step, step + NUM_KEYS))} for step in range(6)]
     w.train(shards, 1, batches, seed=1, steps=len(batches))
-    shards.stats(w.soon())
-    return {"trainer": shards.links(), "shards": [figures.links for figures in shards.figures()]}
+    figures = shards.call(CountRows(), w.soon()).figures
+    return {"trainer": shards.links(), "shards": [each.links for each in figures]}
 
 
 def _shard(what: dict[str, Any]) -> None:
@@ -130,8 +134,7 @@ def _trainer(what: dict[str, Any]) -> None:
     )
 
     def refused() -> dict[str, int]:
-        client.stats(w.soon())
-        return dict(client.refused())
+        return dict(client.call(CountRows(), w.soon()).refused)
 
     _serve("connected", {"train": lambda: trained(client), "refused": refused, "push": lambda: pushed(client)})
     client.close()

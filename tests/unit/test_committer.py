@@ -12,6 +12,7 @@ import torch
 from headrace.deadline import Deadline
 from headrace.pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
 from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.trainer.checkpoint import committer as module
 from headrace.trainer.checkpoint.commit_errors import CommitsFail, ManifestFailed
 from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
@@ -40,26 +41,27 @@ class Shards:
         if name in self.fails:
             raise self.fails[name]
 
-    def snapshot(self, version, deadline, changes_since=None):
-        self._called("snapshot", version)
-        self.since.append(changes_since)
-        return 7
+    def call(self, command, deadline):
+        match command:
+            case TakeSnapshot():
+                self._called("snapshot", command.version)
+                self.since.append(command.changes_since)
+                return 7
+            case WriteSnapshot():
+                rows = self._rows(command.folder, command.folder.name)
+                self._called("write")
+                return [ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/rows": hash_of(rows)})]
+            case HandOver():
+                self._rows(command.folder, "handed")
+                self._called("hand over")
+                return [ShardCommitPart("shard-0", (0, 4096), {}, {})]
+            case SettleSnapshot():
+                return self._called("settle", command.committed, *self.commits.names())
 
-    def write_snapshot(self, folder, deadline):
+    def _rows(self, folder, text):
         (folder / "shard-0").mkdir()
-        (folder / "shard-0" / "rows").write_text(folder.name)
-        self._called("write")
-        files = {"shard-0/rows": hash_of(folder / "shard-0" / "rows")}
-        return [ShardCommitPart("shard-0", (0, 4096), {}, files)]
-
-    def hand_over(self, folder, deadline):
-        (folder / "shard-0").mkdir()
-        (folder / "shard-0" / "rows").write_text("handed")
-        self._called("hand over")
-        return [ShardCommitPart("shard-0", (0, 4096), {}, {})]
-
-    def settle(self, committed, deadline):
-        self._called("settle", committed, *self.commits.names())
+        (folder / "shard-0" / "rows").write_text(text)
+        return folder / "shard-0" / "rows"
 
 
 class Mirror:

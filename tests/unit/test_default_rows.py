@@ -15,7 +15,7 @@ from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainSection
@@ -188,10 +188,10 @@ def test_the_loss_scale_is_taken_out_of_its_gradient_once():
 def test_every_key_without_a_row_reads_it_once_nothing_is_learnt():
     trainer = Trainer()
     trainer.run(batches_of(6))
-    before, digest = trainer.row.copy(), trainer.shards.digest(DEADLINE)
+    before, digest = trainer.row.copy(), trainer.shards.call(DigestRows(), DEADLINE)
     (said,) = trainer.run([samples_of([([1000], [], 0.0), ([1001, 1002], [], 0.0)])], learn=False)
     assert np.allclose(said, [(before * FACTORS).sum(), 2 * (before * FACTORS).sum()], rtol=1e-5) and said.any()
-    assert (trainer.row == before).all() and trainer.shards.digest(DEADLINE) == digest
+    assert (trainer.row == before).all() and trainer.shards.call(DigestRows(), DEADLINE) == digest
 
 
 def test_it_is_saved_digested_and_restored_with_the_dense_part():

@@ -9,6 +9,7 @@ from headrace.pserver.feed.feed_messages import part_of
 from headrace.pserver.feed.payloads import encoded
 from headrace.pserver.feed.publisher import Subscription
 from headrace.pserver.proto import feed_pb2 as pb
+from headrace.pserver.server.commands import PublishVersion
 from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 
 
@@ -18,11 +19,10 @@ class Shards:
     def __init__(self):
         self.published, self.secrets = [], []
 
-    def publish(self, version, deadline):
-        self.published.append(version)
-
-    def feed(self, secret, deadline):
-        self.secrets.append(secret)
+    def call(self, command, deadline):
+        if isinstance(command, PublishVersion):
+            return self.published.append(command.version)
+        self.secrets.append(command.secret)
         return ["127.0.0.1:1"]
 
 

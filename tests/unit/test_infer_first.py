@@ -7,6 +7,7 @@ import torch
 
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.server.commands import CountRows
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.config import MetricsSection, TrainSection
 from headrace.trainer.features.deduplication import tables_of
@@ -77,9 +78,9 @@ def test_keys_without_a_row_read_as_in_inference_and_create_no_row():
     learnt = list(world.first(world.batches(1)))
     (said,) = (each for each in world.noted.heard if each[0] == "infer")
     assert said[2] == [1 / (1 + np.exp(np.float32(-0.5)))] * 3, "zeros for the rows, and two dense values of 0.25"
-    assert world.shards.stats(SOON)["default"].num_rows == 0
+    assert world.shards.call(CountRows(), SOON).tables["default"].num_rows == 0
     assert world.learn(learnt[0], 0).any(), "to learn, a key begins at its initial value"
-    assert world.shards.stats(SOON)["default"].num_rows == 3
+    assert world.shards.call(CountRows(), SOON).tables["default"].num_rows == 3
 
 
 def test_the_next_batch_sees_what_was_learnt_but_its_prediction_did_not():

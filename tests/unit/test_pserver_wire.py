@@ -1,7 +1,10 @@
 """Messages between trainers and shards: the decoder reads what the encoder writes, and refuses all else."""
 
+import json
 import struct
 from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import packed, plain
 from headrace.pserver.config import TableSection
 from headrace.pserver.errors import (
     InvalidShardCall,
@@ -21,12 +25,32 @@ from headrace.pserver.errors import (
     StoreDamaged,
     StoreFailed,
 )
-from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import frames, messages, statuses
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from headrace.pserver.protocol.parts import Part
+from headrace.pserver.protocol.shard_command import reply_from
 from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
+from headrace.pserver.protocol.table_operations import (
+    AdvanceDay,
+    ExportCut,
+    ForgetRow,
+    SetTables,
+    ShrinkRows,
+    ShrinkSurvey,
+)
+from headrace.pserver.server.commands import (
+    CountRows,
+    Explain,
+    JobCounts,
+    Operate,
+    RestoreCommit,
+    ShardCounts,
+    SurveyShrink,
+    TakeSnapshot,
+    WriteSnapshot,
+    command_from,
+)
 from headrace.pserver.store.row_store import StoredFile
 
 COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
@@ -103,11 +127,11 @@ def test_another_format_is_refused_in_every_message():
     numbers = TableNumbers({"a": 1})
     request = bytearray(frames.encode_request(DataRequest(DataCall.PULL, 1, 0, 5, 1.0, batch=1), numbers))
     reply = bytearray(frames.encode_reply(DataReply(5), numbers))
-    assert request[0] == reply[0] == messages.FORMAT == 7
+    assert request[0] == reply[0] == messages.FORMAT == 8
     request[0] = reply[0] = 3
-    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 7"):
+    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 8"):
         frames.decode_request(memoryview(request), numbers)
-    with pytest.raises(InvalidShardCall, match="format 3, not 7"):
+    with pytest.raises(InvalidShardCall, match="format 3, not 8"):
         frames.decode_reply(memoryview(reply), numbers)
 
 
@@ -143,28 +167,69 @@ def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
     assert messages.tables_json({"a": one}) != messages.tables_json({"a": TableSection(dim=1, init_range=0.5)})
 
 
-def test_stats_of_shards_add_up_and_the_fullest_one_counts():
+def over_the_wire(command, reply):
+    """A reply as the caller of a command gets it."""
+    return reply_from(command_from(type(command).__name__, packed(command)), packed(reply))
+
+
+def test_counts_of_shards_add_up_and_the_fullest_one_counts():
     one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
     two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
     figures = ShardFigures({"trainer-0": {"sent_bytes": 5}}, [[0.5]], [{"mean": 0.5, "max": 2, "behind": 3}])
-    sent = [messages.with_stats({"a": stats}, {"silent": 7}, figures).SerializeToString() for stats in (one, two)]
-    replies = [pb.StatsReply.FromString(each) for each in sent]
-    assert [dict(reply.refused) for reply in replies] == [{"silent": 7}] * 2
-    assert [messages.figures_from(reply) for reply in replies] == [figures] * 2
-    assert messages.stats_from(replies, "a") == TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
-    assert (
-        messages.stats_from(
-            [messages.with_stats({"a": TableStats(1, 1, 1, {0: 1})}, {}, ShardFigures())], "a"
-        ).max_dirty_rows
-        is None
-    )
+    sent = [ShardCounts({"a": stats}, figures, {"silent": 7}) for stats in (one, two)]
+    replies = [over_the_wire(CountRows(), each) for each in sent]
+    assert replies == sent
+    assert json.dumps(asdict(replies[0])) == json.dumps(asdict(sent[0])), "counts stay whole numbers"
+    total = TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
+    assert CountRows().combine(replies) == JobCounts({"a": total}, [figures] * 2, {"silent": 14})
+    assert TableStats.total([TableStats(1, 1, 1, {0: 1})]).max_dirty_rows is None
 
 
-def test_parts_of_a_commit_survive_encoding():
-    facts = {"a": TableFacts(3, {1: 3})}
-    part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab" * 32, 12)})
-    assert messages.parts_from(messages.parts_json([part, part])) == [part, part]
-    assert messages.parts_from(messages.parts_json([])) == []
+FACTS = {"a": TableFacts(3, {1: 3})}
+PART = ShardCommitPart("shard-1", (2048, 4096), FACTS, {"shard-1/a/1.sst": StoredFile("ab" * 32, 12)})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CountRows(),
+        Explain("a", 1 << 63, 3),
+        Operate(3, [AdvanceDay(to=2), ShrinkRows(table="a"), ForgetRow(table="a", group=1, key=1 << 63)]),
+        Operate(3, [SetTables(tables={"a": {"dim": 4}}), ExportCut(since=2, tables=("a",))]),
+        RestoreCommit(Path("/a"), [PART, PART], 3),
+        RestoreCommit(Path("/a"), [], 0),
+        SurveyShrink(ShrinkRows(table="a", delete_below=0.1)),
+        TakeSnapshot(3),
+    ],
+)
+def test_a_command_survives_encoding(command):
+    assert command_from(type(command).__name__, packed(command)) == command
+
+
+def test_a_reply_survives_encoding():
+    assert over_the_wire(WriteSnapshot(Path("/a")), PART) == PART
+    assert over_the_wire(SurveyShrink(ShrinkRows(table="a")), None) is None
+    survey = ShrinkSurvey(9, {1: 2}, {})
+    assert over_the_wire(SurveyShrink(ShrinkRows(table="a")), survey) == survey
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("Restart", {}, "unknown command 'Restart'"),
+        ("PlainCommand", {}, "unknown command 'PlainCommand'"),
+        ("TakeSnapshot", {"version": "3"}, r"TakeSnapshot: Expected `int`, got `str` - at `\$.version`"),
+        ("Operate", {"version": 3, "operations": [{"op": "set on fire"}]}, "Operate: Invalid value 'set on fire'"),
+        (
+            "RestoreCommit",
+            {"folder": "/a", "parts": [plain(PART) | {"folder": "../a"}], "version": 3},
+            "RestoreCommit: .*parts",
+        ),
+    ],
+)
+def test_a_command_that_no_trainer_sends_is_refused(name, fields, message):
+    with pytest.raises(InvalidShardCall, match=message):
+        command_from(name, packed(fields))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +276,6 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     part = Part(True, 10, 11, 12)
     request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),), part=part)
     header = frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
-    assert header == struct.pack("<HBBIIQIIQQQd5I", 7, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
-    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 7, 4, 0, 3) + b"why"
-    assert sorted(method.name for method in messages.SERVICE.methods) == [
-        "Advance", "Call", "ClosePass", "Digest", "Feed", "HandOver", "Hello", "Join", "JoinClock", "OpenPass",
-        "Operate", "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "WriteSnapshot",
-    ]  # fmt: skip
+    assert header == struct.pack("<HBBIIQIIQQQd5I", 8, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
+    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 8, 4, 0, 3) + b"why"
+    assert sorted(method.name for method in messages.SERVICE.methods) == ["Call", "Hello"]

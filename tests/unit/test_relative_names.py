@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.codec import packed
 from headrace.deadline import Deadline
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
-from headrace.pserver.protocol.messages import parts_from
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.server.commands import RestoreCommit, command_from
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName, path_below, relative_name
 from headrace.trainer.checkpoint.commits import CommitDamaged, canonical, parse_manifest
@@ -70,6 +72,12 @@ def commit_text(**changes):
 
 def part(**changes):
     return {"folder": "shard-0", "buckets": [0, 4096], "tables": {}, "files": {}, **changes}
+
+
+def restoring(name):
+    sent = name.encode("utf-8", "surrogatepass")  # a stranger may send what is no text
+    part = ShardCommitPart("shard-0", (0, 4096), {}, {"~" * len(sent): StoredFile(SHA, 4)})
+    return packed(RestoreCommit(Path(), [part], 3)).replace(b"~" * len(sent), sent, 1)
 
 
 FILE = {"sha256": SHA, "bytes": 4}
@@ -206,7 +214,7 @@ READERS = {
     "parts: files fetched": (StoreDamaged, fetched),
     "parts: message to a shard": (
         InvalidShardCall,
-        lambda name, tmp_path: parts_from(json.dumps([part(files={name: FILE})]).encode()),
+        lambda name, tmp_path: command_from("RestoreCommit", restoring(name)),
     ),
     "message of rank 0: files": (CommitDamaged, other_rank),
     # --- the fence, and the log in it

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from headrace.pserver.server.commands import AdvanceCommit, RestoreCommit
 from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged, manifest_text
 from headrace.trainer.checkpoint.handover import hand_over
 from headrace.trainer.rank0 import standby as module
@@ -19,15 +20,10 @@ class Shards:
     def __init__(self, **after):
         self.calls, self._after = [], after
 
-    def restore(self, folder, parts, version, deadline):
-        self._called("restore", folder, version)
-
-    def advance(self, folder, parts, version, deadline):
-        self._called("advance", folder, version)
-
-    def _called(self, name, folder, version):
-        self.calls.append((name, folder.parent.name, version))
-        self._after.pop(f"{name}_{version}", lambda: None)()
+    def call(self, command, deadline):
+        name = {RestoreCommit: "restore", AdvanceCommit: "advance"}[type(command)]
+        self.calls.append((name, command.folder.parent.name, command.version))
+        self._after.pop(f"{name}_{command.version}", lambda: None)()
 
 
 def name_of(version):

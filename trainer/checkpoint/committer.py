@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import ShardCommitPart, Shards
+from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.timeline import Span, recorded
 from headrace.trainer.checkpoint import commits
 from headrace.trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
@@ -70,7 +71,7 @@ class Committer:
     ) -> None:
         """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
 
-        `changes_since`: the version since which changes will be read; see Shards.snapshot. `objects`: where commits
+        `changes_since`: the version since which changes will be read; see TakeSnapshot. `objects`: where commits
         are uploaded to and count, if not on this disk. `keeps_all`: whether no commit may be removed now.
         """
         self._commits, self._section, self._origin = Commits(store), section, origin
@@ -209,9 +210,7 @@ class Committer:
     ) -> None:
         assert version > self.version, f"version {version} is committed, and its folder would count as one that failed"
         self._begun_s = time.monotonic()
-        since = self._changes_since()
-        changes = () if since is None else (since,)
-        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *changes)  # 2
+        self._num_rows = self._shards.call(TakeSnapshot(version, self._changes_since()), Deadline.after(STEP_S))  # 2
         saved = self._capture(dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
@@ -278,13 +277,13 @@ class Committer:
         except (HeadraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             self._release(name, held_for)
-            self._shards.settle(False, Deadline.after(STEP_S))
+            self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
                 raise
             nameless = isinstance(error, OSError) and error.filename is None
             raise CommitFailed(f"{folder}: {error}" if nameless else str(error)) from error
         failpoint(Failpoint.COMMITTED)
-        self._shards.settle(True, Deadline.after(STEP_S))
+        self._shards.call(SettleSnapshot(True), Deadline.after(STEP_S))
         commit = read_commit(folder)
         self._clean_up(commit)  # 5
         return commit
@@ -296,7 +295,7 @@ class Committer:
         """
 
         def write(folder: Path) -> Mapping[str, Any]:
-            parts = self._shards.hand_over(folder, Deadline.after(self._section.deadline))
+            parts = self._shards.call(HandOver(folder), Deadline.after(self._section.deadline))
             return self._manifest(folder, saved, parts, saved.write(folder, sync=False))
 
         name = name_of(self._origin.timeline, version, self._origin.generation)
@@ -308,7 +307,7 @@ class Committer:
                 raise
             raise CommitFailed(f"it could not be handed over: {error}") from error
         finally:
-            self._shards.settle(False, Deadline.after(STEP_S))
+            self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
 
     def _publish(self, name: str, manifest: Mapping[str, Any]) -> None:
         if self._objects is not None:
@@ -320,7 +319,7 @@ class Committer:
         self._disk.make_folder(self._commits.folder)
         self._disk.sync_folder(self._commits.folder.parent)
         folder.mkdir()
-        parts = self._shards.write_snapshot(folder, Deadline.after(self._section.deadline))
+        parts = self._shards.call(WriteSnapshot(folder), Deadline.after(self._section.deadline))
         own = saved.write(folder)
         failpoint(Failpoint.DENSE_WRITTEN)
         commits.sync_tree(folder)

@@ -30,6 +30,7 @@ from headrace.lists import pick
 from headrace.pserver.protocol.join_clock import TimeSpans
 from headrace.pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import SendEventTimes
 from headrace.seeds import derive
 from headrace.trainer.features.join_events import PassEvents, events_of
 from headrace.trainer.features.neighbours import numbered
@@ -94,7 +95,7 @@ class JoinReader(GatedReader):
             return np.inf
         time_Q = np.concatenate([np.empty(0), *(block.time_s_B for block in blocks)])
         spans = TimeSpans.of_times(time_Q[np.isfinite(time_Q)], max_ahead_s)
-        return self._shards.join_clock(pass_number, spans, max_ahead_s, Deadline.after(self._wait_s))
+        return self._shards.call(SendEventTimes(pass_number, spans, max_ahead_s), Deadline.after(self._wait_s))
 
     def _released(self, mine: PassEvents, answers: JoinAnswers) -> Samples:
         """The samples that events release, and the others: negatives learnt at once, or each sample before the event

@@ -28,6 +28,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.protocol.shards import U64, Keys, Prepared, Shards
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.seeds import derive
 from headrace.trainer.checkpoint.commits import read_commit
@@ -187,7 +188,7 @@ def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shard
     groups = {slot.name: slot.group for slot in schema.sparse}
     shards = EmbeddedShards(tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)
     commit = read_commit(config.commit)
-    shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
+    shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(RESTORE_S))
     return shards
 
 

@@ -31,6 +31,7 @@ from headrace.pserver.protocol.table_operations import (
     ShrinkRows,
     TableOperation,
 )
+from headrace.pserver.server.commands import CountRows, Operate
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.records import (
@@ -255,7 +256,7 @@ class OperationRunner:
         self.day, self._replaying = day, self._chronicle.replaying
         settings = self._set(overrides)
         if settings:
-            self._shards.operate(version, settings, Deadline.after(self._close_s))
+            self._shards.call(Operate(version, settings), Deadline.after(self._close_s))
         return RankUpdate(self._now.dense.optimizer.lr, bool(settings), self._schedule())
 
     def state(self) -> dict[str, Any]:
@@ -419,7 +420,7 @@ class OperationRunner:
         self.resizes |= again is None and self._is_resized_by(ordered)
         lr, schedule = self._now.dense.optimizer.lr, self._schedule()
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
-            self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
+            self._shards.call(Operate(version, operations), Deadline.after(self._close_s))  # 2
         if again is not None:
             exported = {table for each in ordered if isinstance(each, ExportOperation) for table in each.tables}
             self._await_sweeps(exported, closing.stats)
@@ -448,7 +449,7 @@ class OperationRunner:
         deadline = Deadline.after(self._close_s)
         while any(stats[table].sweeping for table in tables if table in stats) and not deadline.passed():
             time.sleep(SWEEP_LOOK_S)
-            stats = self._shards.stats(deadline)
+            stats = self._shards.call(CountRows(), deadline).tables
 
     def _due(self, closing: ClosingPass) -> list[ActingOperation]:
         ordered = list(_of_close(closing.version, self._waiting))

@@ -6,10 +6,10 @@ trainer.rank0.shrink_guard decides which daily shrinks wait; such a wait is logg
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, assert_never
 
-import msgspec
+from msgspec import structs
 
 from headrace.codec import plain, typed
 from headrace.dataset.spec.schema import Schema
@@ -247,7 +247,7 @@ class Shrinks:
                     f"table {shrink.table}: {self._too_many(shrink.table, survey)}; --dry-run shows these rows, "
                     "--allow removes them"
                 )
-        shrink = replace(shrink, at_once=self._small(shrink.table))
+        shrink = structs.replace(shrink, at_once=self._small(shrink.table))
         return _operation(shrink, rule_of(self._tables()[shrink.table]), request["id"])
 
     def dry_run(self, request: Request) -> dict[str, Any]:
@@ -303,5 +303,5 @@ def _command(table: str) -> str:
 
 def _operation(shrink: ShrinkRows, rule: shrink_guard.Rule, id_: str | None = None) -> ShrinkOperation:
     """The operation for a shrink; `rule` is the table's own, logged where the shrink follows it."""
-    found = ShrinkOperation(id=id_, **asdict(shrink))
-    return msgspec.structs.replace(found, rule=rule) if found.by_own_rule else found
+    found = ShrinkOperation(id=id_, **structs.asdict(shrink))
+    return structs.replace(found, rule=rule) if found.by_own_rule else found

@@ -7,7 +7,6 @@ rank 0 of the generation that trains (trainer.rank0.resizing).
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import AdvanceCommit, RestoreCommit
 from headrace.trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
 from headrace.trainer.checkpoint.handover import acted_in, handed_over
 from headrace.trainer.job_status import Status
@@ -106,11 +106,9 @@ class Standby:
         first, begin_s = self.version is None, time.monotonic()
         if first:
             self._moved = Moved(state="restoring")
-        move: Callable[..., None] = shards.restore if first else shards.advance
-        if commit is None:
-            move(Path(), [], 0, Deadline.after(MOVE_S))
-        else:
-            move(commit.folder, commit.shards, commit.version, Deadline.after(MOVE_S))
+        move = RestoreCommit if first else AdvanceCommit
+        to = (Path(), [], 0) if commit is None else (commit.folder, commit.shards, commit.version)
+        shards.call(move(*to), Deadline.after(MOVE_S))
         self.version = 0 if commit is None else commit.version
         took_s = time.monotonic() - begin_s
         before = self._moved

@@ -373,7 +373,7 @@ def _committing(
         # a rerun needs a commit where the number of trainers changes
         committer.begins_after(handed.version, at_once=handed.manifest["world"] != config.world)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.with_more = partial(_with_rank0, config, rank0, shards, committer, changed)
+    holders.progress.with_more = partial(_with_rank0, config, rank0, holders.closer, committer, changed)
     try:
         yield committer
     finally:
@@ -441,7 +441,12 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
 
 
 def _with_rank0(
-    config: WorkerConfig, rank0: RankZero, shards: Shards, committer: Committer, changed: Sequence[str], status: Status
+    config: WorkerConfig,
+    rank0: RankZero,
+    closer: PassCloser,
+    committer: Committer,
+    changed: Sequence[str],
+    status: Status,
 ) -> Status:
     """Rank 0: the status with the figures of log, operations, commits and recovery."""
     beginning, chronicle = rank0.beginning, rank0.chronicle
@@ -449,7 +454,7 @@ def _with_rank0(
         status,
         generation=config.generation,
         interface=None if config.interface == LOOPBACK_INTERFACE else config.interface,
-        refused=dict(Counter(refusals.PROCESS.counts()) + Counter(shards.refused())),
+        refused=dict(Counter(refusals.PROCESS.counts()) + Counter(closer.refused)),
         timeline=beginning.timeline,
         commit=committer.status(),
         restored=None if beginning.base is None else beginning.base.name,

@@ -21,6 +21,7 @@ from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.config import LAST_DAY
 from headrace.pserver.protocol.shards import TableStats
 from headrace.pserver.rows.digest import add
+from headrace.pserver.server.commands import CountRows, JobCounts
 from headrace.trainer.collectives.ranks import gather_messages, on_rank_0
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.features.training_batches import TrainingBatch
@@ -177,7 +178,7 @@ class PassCloser:
         self.memory_waits = False
         """Rank 0: whether a commit is due, because uncommitted rows have used most of a table's limit."""
         self._dirty_rows: Mapping[str, int] = {}
-        self._stats: Mapping[str, TableStats] = {}
+        self._counts = JobCounts({}, (), {})
 
     def close(self, plan: PassPlan, commit_is_due: Callable[[int], bool]) -> bool:
         """Make version `plan.number`; returns, on every rank, whether it is to be committed now.
@@ -218,7 +219,7 @@ class PassCloser:
         times_s: tuple[float, float] | None,
     ) -> Status:
         """The status with the figures of the close; an empty pass changes only some of them."""
-        tables = {name: self._table_status(name, stats) for name, stats in self._stats.items()}
+        tables = {name: self._table_status(name, stats) for name, stats in self._counts.tables.items()}
         shown = replace(self._shown, day=self._day, dense_lr=self._rate.value, tables=tables)
         if plan.num_positions:
             self._metrics = metrics
@@ -239,7 +240,7 @@ class PassCloser:
                 late=self._planner.num_late,
             )
         if self._heard:
-            shown = self._figures.closed(shown, self._heard, self._ranks.waited_s(), self._shards.figures())
+            shown = self._figures.closed(shown, self._heard, self._ranks.waited_s(), self._counts.figures)
         self._shown = shown
         return shown
 
@@ -292,7 +293,7 @@ class PassCloser:
             pass_times_s=times_s,
             day_end_s=None if self._first_day is None else (self._first_day + self._seen_day + 1.0) * SECONDS_PER_DAY,
             wall_s=time.time(),
-            stats=self._stats,
+            stats=self._counts.tables,
             positions=self._progress.positions | plan.positions(),
             metrics=metrics or self._metrics or self._observer.report(),  # the restored ones, if there are no new ones
             num_samples=reading.num_samples,
@@ -315,7 +316,7 @@ class PassCloser:
         )
         word = self._operator.close(closing, close)
         if word.acted:
-            self._stats = self._shards.stats(Deadline.after(self._close_s))
+            self._counts = self._shards.call(CountRows(), Deadline.after(self._close_s))
         return word
 
     def _apply(self, word: RankUpdate | None, *, commit: bool) -> bool:
@@ -338,19 +339,24 @@ class PassCloser:
         return self._day
 
     @property
+    def refused(self) -> Mapping[str, int]:
+        """Rank 0: connections and calls that shards had refused at the last close, by reason."""
+        return self._counts.refused
+
+    @property
     def latest_event_s(self) -> float | None:
         """Rank 0: time of the newest learnt event, unix seconds; None without event time."""
         return self._latest_s
 
     def _take_stats(self, deadline: Deadline) -> None:
         """Rank 0: read counts of the tables; check whether another such pass may reach a limit."""
-        stats = self._shards.stats(deadline)
+        self._counts = self._shards.call(CountRows(), deadline)
+        stats = self._counts.tables
         before, self._dirty_rows = self._dirty_rows, {name: each.dirty_rows for name, each in stats.items()}
         self.memory_waits = any(
             each.max_dirty_rows is not None and would_fill(each.dirty_rows, before.get(name, 0), each.max_dirty_rows)
             for name, each in stats.items()
         )
-        self._stats = stats
 
     # -- commits
 

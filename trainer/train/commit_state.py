@@ -33,6 +33,7 @@ from headrace.errors import BadInput, HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import RestoreCommit
 from headrace.relative_names import InvalidName, path_below
 from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, read_commit
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
@@ -291,9 +292,9 @@ def restore(
         if standby is not None:
             standby.finish(shards, commit)
         elif commit is None:
-            shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
+            shards.call(RestoreCommit(Path(), [], 0), Deadline.after(RESTORE_S))
         else:
-            shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
+            shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(RESTORE_S))
         failpoint(Failpoint.RESTORED)
 
     on_rank_0(ranks, rows)

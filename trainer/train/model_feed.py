@@ -26,6 +26,7 @@ from headrace.pserver.feed import feed_messages, feed_server
 from headrace.pserver.feed.feed_server import FeedServer
 from headrace.pserver.feed.publisher import Subscribers, Subscription
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import PublishVersion, ServeFeed
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.trainer.config import ExportSection, TrainerJob, WorkerConfig
 from headrace.trainer.exports.model_document import describe
@@ -141,7 +142,7 @@ class ModelFeed:
         with self._opening:
             if self._server is None:
                 self._secret = secrets.token_hex(16)
-                self._shard_addresses = self._shards.feed(self._secret, Deadline.after(ASK_S))
+                self._shard_addresses = self._shards.call(ServeFeed(self._secret), Deadline.after(ASK_S))
                 self._server = FeedServer(self, self._secret, self._tls)
             facts = {"job": self._content.job, "timeline": self._content.timeline}
             return facts | {
@@ -187,7 +188,7 @@ class ModelFeed:
             new, self._new = self._new, ()
         if not (again or new) and version == self._published_version:
             return
-        self._shards.publish(version, Deadline.after(PUBLISH_S))
+        self._shards.call(PublishVersion(version), Deadline.after(PUBLISH_S))
         self._send_model(new)
         facts = {"event_time_s": self._content.event_time_s(), "event_times": self._content.event_times(version)}
         messages = [feed_messages.dense(version, copies_of(self._content.tensors()), facts)]

@@ -14,6 +14,7 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
 from headrace.pserver.protocol.joins import JOIN_TABLE
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import DigestRows
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.run_report import ReportedTable, RunMetrics, RunReport
 from headrace.trainer.status.progress import TrainerProgress
@@ -25,7 +26,7 @@ Compared = Sequence[tuple[int, Sequence[str]]]
 
 def digest_of(shards: Shards, dense: DenseStrategy, deadline: Deadline) -> str:
     """Hash over all rows, dense weights and optimizer state. It does not depend on the number of shards."""
-    tables = {name: f"{value:032x}" for name, value in sorted(shards.digest(deadline).items())}
+    tables = {name: f"{value:032x}" for name, value in sorted(shards.call(DigestRows(), deadline).items())}
     return hashlib.sha256(json.dumps({"tables": tables, "dense": dense.digest()}).encode()).hexdigest()
 
 
