@@ -15,8 +15,7 @@ from headrace.codec import packed
 from headrace.deadline import Deadline
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
-from headrace.pserver.protocol.shards import ShardCommitPart
-from headrace.pserver.server.commands import RestoreCommit, command_from
+from headrace.pserver.server.commands import command_from
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName, path_below, relative_name
 from headrace.trainer.checkpoint.commits import CommitDamaged, canonical, parse_manifest
@@ -76,8 +75,8 @@ def part(**changes):
 
 def restoring(name):
     sent = name.encode("utf-8", "surrogatepass")  # a stranger may send what is no text
-    part = ShardCommitPart("shard-0", (0, 4096), {}, {"~" * len(sent): StoredFile(SHA, 4)})
-    return packed(RestoreCommit(Path(), [part], 3)).replace(b"~" * len(sent), sent, 1)
+    fields = {"folder": "/a", "parts": [part(files={"~" * len(sent): {"sha256": SHA, "bytes": 4}})], "version": 3}
+    return packed(fields).replace(b"~" * len(sent), sent, 1)
 
 
 FILE = {"sha256": SHA, "bytes": 4}
