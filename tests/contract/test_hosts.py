@@ -18,6 +18,7 @@ from headrace.service.jobs.operation_queue import OperationQueue
 from headrace.service.jobs.output_files import OutputWriter
 from headrace.service.records.database import NotActive, opened
 from headrace.service.spec.job import job_of
+from headrace.trainer.job_status import Status
 from tests.integration.stream_job import SPEC
 
 RAW = tomllib.loads(SPEC)
@@ -53,7 +54,7 @@ def host(request, tmp_path):
                 host.create(new(), "ann")
                 yield host
         case "run":
-            with foreground_host(job_of(RAW, tmp_path), lambda: {"state": "starting"}) as host:
+            with foreground_host(job_of(RAW, tmp_path), Status) as host:
                 yield host
         case "memory":
             with opened(f"sqlite:///{tmp_path}/memory.db") as records:

@@ -17,6 +17,7 @@ from headrace.service.auth.config import AccessSection
 from headrace.service.auth.guard import Guard, NoTokens
 from headrace.service.jobs.foreground_host import foreground_host
 from headrace.service.spec.job import load_job
+from headrace.trainer.job_status import Status, read
 from tests.integration.followed_job import FollowedJob, status_of
 
 SETTINGS = ("commit.every_passes=1000", 'commit.every="1000s"', "passes.wait=100ms", "pipe.max_bad_fraction=0.9")
@@ -79,9 +80,9 @@ def client(followed):
 
     def status():
         try:
-            return status_of(job)
+            return read(Status, status_of(job))
         except (Unavailable, DeadlineExceeded, NotRunning, ValueError, FileNotFoundError):
-            return {"state": "starting" if job.process.poll() is None else "done"}
+            return Status(state="starting" if job.process.poll() is None else "done")
 
     loaded = load_job(followed.spec, [*SETTINGS, *EXPORTS, f"store.path={job.store}"])
     terms = ApiSettings(guard=Guard(AccessSection(anonymous="admin"), NoTokens()))

@@ -11,6 +11,7 @@ from headrace.errors import SpecError
 from headrace.http.health import health_served
 from headrace.service.cluster.machine import MACHINE, cores_here, machine_id
 from headrace.service.server.foreground_run import metrics_served
+from headrace.trainer.job_status import Status
 from tests.kafka.cluster import free_ports
 
 CORES = len(os.sched_getaffinity(0))
@@ -90,14 +91,14 @@ def test_a_page_of_another_site_does_not_reach_loopback_by_its_own_name():
 def test_a_wrong_address_is_refused():
     with pytest.raises(SpecError, match="--health"), health_served("nowhere", lambda: ""):
         pass
-    with pytest.raises(SpecError, match="--metrics"), metrics_served("nowhere", "clicks", dict):
+    with pytest.raises(SpecError, match="--metrics"), metrics_served("nowhere", "clicks", Status):
         pass
 
 
 def test_prometheus_reads_the_figures_of_a_job():
     (port,) = free_ports(1)
     status = {}
-    with metrics_served(f"127.0.0.1:{port}", "clicks", lambda: status):
+    with metrics_served(f"127.0.0.1:{port}", "clicks", lambda: Status(**status)):
         url = f"http://127.0.0.1:{port}/metrics"
         assert 'headrace_state{job="clicks",state="starting"} 1.0' in urlopen(url, timeout=10).read().decode()
         status |= {"state": "training", "events": 7}

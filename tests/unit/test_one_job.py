@@ -7,6 +7,7 @@ import pytest
 from headrace.service.jobs.foreground_host import foreground_host
 from headrace.service.jobs.host import Phase
 from headrace.service.spec.job import job_of
+from headrace.trainer.job_status import Status
 from tests.integration.stream_job import SPEC
 
 
@@ -17,7 +18,7 @@ def told():
 
 @pytest.fixture
 def host(tmp_path, told):
-    with foreground_host(job_of(tomllib.loads(SPEC), tmp_path), lambda: told) as host:
+    with foreground_host(job_of(tomllib.loads(SPEC), tmp_path), lambda: Status(**told)) as host:
         yield host
 
 
