@@ -9,12 +9,13 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from msgspec import structs
 from safetensors.numpy import save_file
 
 from headrace.codec import plain
@@ -169,9 +170,9 @@ def as_logged(operation: Any) -> ActingOperation:
         case AdvanceDay(to=to):
             return DayTickOperation(id="x", to=to)
         case ShrinkRows():
-            return ShrinkOperation(id="x", **asdict(operation))
+            return ShrinkOperation(id="x", **structs.asdict(operation))
         case ForgetRow():
-            return ForgetOperation(id="x", slot="a", **asdict(operation))
+            return ForgetOperation(id="x", slot="a", **structs.asdict(operation))
         case SetTables():
             return SetOperation(id="x", keys={})
         case _:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import SpecError
 from headrace.trainer.config import TrainSection
-from headrace.trainer.train import assembly
+from headrace.trainer.train import device
 from headrace.trainer.train.device import CUBLAS_CONFIG, CUBLAS_WORKSPACES, fix_workspaces, gpu_of, pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -67,9 +67,9 @@ def test_products_on_a_gpu_repeat_their_bits_unless_the_user_chose():
 def test_workspaces_are_fixed_before_cuda_starts(monkeypatch):
     """A trainer on a CPU leaves the environment alone."""
     environment, seen = {}, []
-    monkeypatch.setattr(assembly.os, "environ", environment)
+    monkeypatch.setattr(device.os, "environ", environment)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append((device, dict(environment))))
-    assembly.set_up_torch(TrainSection(), 1, CPU)
+    device.set_up_torch(TrainSection(), 1, CPU)
     assert environment == {} and not seen
-    assembly.set_up_torch(TrainSection(), 1, GPU)
+    device.set_up_torch(TrainSection(), 1, GPU)
     assert seen == [(GPU, {CUBLAS_CONFIG: CUBLAS_WORKSPACES})]

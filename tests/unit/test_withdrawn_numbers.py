@@ -27,7 +27,7 @@ def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
     found = claim_and_recover(past.store, 3, SPEC, None, {})
     found.joblog.close()
     progress = TrainerProgress("job")
-    shards = SimpleNamespace(restore=lambda *_: None)
+    shards = SimpleNamespace(call=lambda *_: None)
     restore(SingleRank(), found, shards, SimpleNamespace(progress=progress), None)
     assert [each.plan.number for each in found.replay] == [1, 2]
     for each in found.replay:
