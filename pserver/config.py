@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from headrace.address import LOOPBACK_INTERFACE
 from headrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, Seed, Size, SlotGroup
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.launcher_contact import LauncherContact
 from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from headrace import worker_process
+from headrace.address import address_of
 from headrace.deadline import Deadline
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerRole, PeerRule
-from headrace.interfaces import address_of
 from headrace.rpc import role
 from headrace.rpc.rendezvous import RendezvousClient, renewed_identity
 from headrace.rpc.tls_listener import TlsEndpoint

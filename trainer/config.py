@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from headrace.address import LOOPBACK_INTERFACE
 from headrace.blob.store_address import parse as parse_address
 from headrace.config import (
     Count,
@@ -25,7 +26,6 @@ from headrace.dataset.spec.join_section import JoinSection
 from headrace.errors import SpecError
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.launcher_contact import LauncherContact
 from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
 from headrace.renamed_keys import Renamed

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.dataset.formats.generator_answers import error_text
-from headrace.log_limiter import is_logged
+from headrace.logs import is_logged
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,7 @@ from headrace.dataset.spec.config import AnyPipe, SlotKind
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Segment
-from headrace.durable import REAL
-from headrace.file_lock import is_locked
+from headrace.durable import REAL, is_locked
 
 FORMAT = 1
 """Number of the files' layout; a file with another one counts as absent."""

@@ -14,7 +14,7 @@ from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import EventTime
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Events
-from headrace.stderr import RepeatedLines
+from headrace.logs import RepeatedLines
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """First bytes of every message in an IPC stream."""

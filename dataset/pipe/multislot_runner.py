@@ -14,7 +14,7 @@ from headrace.dataset.spec.config import EventTime
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, concat_values
 from headrace.dataset.stream.source import Events
-from headrace.stderr import RepeatedLines
+from headrace.logs import RepeatedLines
 
 PARSE_BYTES = 1 << 20
 """Approximate size of the chunks in which output is parsed."""

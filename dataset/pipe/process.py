@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from headrace.dataset.pipe.command import Command
+from headrace.logs import RepeatedLines, StderrLog
 from headrace.process import ChildProcess
-from headrace.stderr import RepeatedLines, StderrLog
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from headrace.dataset.sources.source_file import LocalFile, SourceFile
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import CONTENT, I64, Events, check_identity
 from headrace.errors import BadInput
-from headrace.inputs import HEAD_BYTES
+from headrace.shared_folder import HEAD_BYTES
 
 CHUNK_BYTES = 1 << 20
 """Bytes between two entries of the index, and of one read; a seek discards at most this many."""

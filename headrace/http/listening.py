@@ -5,10 +5,14 @@ when they are accepted, so one that never begins its TLS handshake counts. Where
 gets that of one without a request (headrace.connection_places); if there is none, it is answered 503 or closed.
 """
 
+import os
 import resource
 import socket
+import ssl
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.types import Scope
@@ -131,3 +135,24 @@ def listen(host: str, port: int, at: str, room: ConnectionBounds | None = None) 
         listener.close()
         raise SpecError(f"{host}:{port} is not available: {error.strerror}; choose another port", at) from error
     return listener
+
+
+# Checks certificate files before a server uses them.
+
+
+def check_tls(cert: Path, key: Path, at: tuple[str, str] = ("tls.cert", "tls.key")) -> None:
+    """Raise SpecError if the files cannot be read, do not belong together, or the key is readable by everybody.
+
+    `at`: the keys or options that name the two files.
+    """
+    for path, name in zip((cert, key), at, strict=True):
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise SpecError(f"{path}: no such file, or it is not readable", name)
+    if key.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise SpecError(f"{key} may be read or written by everybody on this machine: chmod 600 {key}", at[1])
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key, password=lambda: b"")  # never asks a terminal
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise SpecError(f"{cert} and {key} are not a certificate and its key: {reason}", at[0]) from None

@@ -18,8 +18,8 @@ from headrace.identity.join_token import JoinToken, StaleToken
 from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
 from headrace.rpc.authority_contact import find_head
+from headrace.rpc.joining import error_of_refusal, reason_of, refusal_of
 from headrace.rpc.refusals import Refusals
-from headrace.rpc.rendezvous_errors import error_of_refusal, reason_of, refusal_of
 from headrace.rpc.rpc_server import RpcServer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Replicas"]

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from headrace import documents
 from headrace.deadline import Deadline
+from headrace.durable import is_locked
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
-from headrace.file_lock import is_locked
 from headrace.identity import FOLDER
 from headrace.identity.authority import open_authority
 from headrace.identity.peers import PeerName, PeerRole

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from headrace import documents
 from headrace.deadline import Deadline
-from headrace.errors import HeadraceError, Refused, Unavailable
+from headrace.errors import DeadlineExceeded, HeadraceError, Refused, SpecError, Unavailable
 from headrace.identity.credentials import Credentials, Identity
 from headrace.identity.join_token import JoinToken, StaleToken
 from headrace.identity.peers import PeerName, PeerRole
@@ -23,7 +23,49 @@ from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
 from headrace.rpc.authority_contact import find_head
 from headrace.rpc.channels import TlsPeer
-from headrace.rpc.rendezvous_errors import error_of_refusal
+from headrace.rpc.refusals import RefusalReason
+
+# Refusals of the rendezvous: as messages, as counts, and as errors of the process that was refused.
+
+
+class NoRoomNow(Refused):
+    """There is no place for this process now; there may be one later."""
+
+    exit_code = 75
+
+
+class OtherGeneration(Refused):
+    """A process is of another generation than the one that runs."""
+
+
+def reason_of(error: HeadraceError) -> RefusalReason:
+    """The count for an error of the launcher's side."""
+    return RefusalReason.OTHER_GENERATION if isinstance(error, OtherGeneration) else RefusalReason.OTHER_PEER
+
+
+def refusal_of(error: HeadraceError) -> pb.Refusal:
+    """The message for an error of the launcher's side."""
+    match error:
+        case SpecError():
+            kind = pb.Refusal.WRONG
+        case Unavailable() | DeadlineExceeded():
+            kind = pb.Refusal.LATER
+        case _:
+            kind = pb.Refusal.NEVER
+    return pb.Refusal(reason=str(error), kind=kind)
+
+
+def error_of_refusal(refusal: pb.Refusal, peer: str) -> HeadraceError:
+    """The error for a message: SpecError, NoRoomNow or Refused. `peer` names the callee."""
+    text = f"{peer} refused the call: {refusal.reason}"
+    match refusal.kind:
+        case pb.Refusal.WRONG:
+            return SpecError(refusal.reason)
+        case pb.Refusal.LATER:
+            return NoRoomNow(text)
+        case _:
+            return Refused(text)
+
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Rendezvous"]
 CALL_S = 5.0

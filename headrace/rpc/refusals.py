@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
-from headrace.log_limiter import LogLimiter
+from headrace.logs import LogLimiter
 from headrace.printable import printable
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,17 @@ from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels, refusals
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.feed_joining import FeedAnswer, serve_feed_address
-from headrace.rpc.joining import MAX_MESSAGE_BYTES, SERVICE, Dispatcher, answer_join, answer_report
+from headrace.rpc.joining import (
+    MAX_MESSAGE_BYTES,
+    SERVICE,
+    Dispatcher,
+    answer_join,
+    answer_report,
+    error_of_refusal,
+    reason_of,
+    refusal_of,
+)
 from headrace.rpc.refusals import Refusals
-from headrace.rpc.rendezvous_errors import error_of_refusal, reason_of, refusal_of
 from headrace.rpc.rpc_server import RpcServer, TokenCheck
 from headrace.rpc.tls_listener import TlsEndpoint
 

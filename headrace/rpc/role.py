@@ -18,8 +18,7 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.proto import role_pb2
 from headrace.rpc import channels
-from headrace.rpc.channels import TlsPeer
-from headrace.rpc.renewed_channel import RenewedChannel
+from headrace.rpc.channels import RenewedChannel, TlsPeer
 from headrace.rpc.rpc_server import RpcServer
 from headrace.rpc.tls_listener import TlsEndpoint
 

@@ -19,8 +19,7 @@ from headrace.pserver.errors import InvalidShardCall, ShardUnavailable
 from headrace.pserver.protocol import messages, statuses
 from headrace.retry import Backoff
 from headrace.rpc import channels, unix_sockets
-from headrace.rpc.channels import TlsPeer
-from headrace.rpc.renewed_channel import RenewedChannel
+from headrace.rpc.channels import RenewedChannel, TlsPeer
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4, 0.8))
 """Between tries of one call; after the sixth the shard counts as unavailable."""

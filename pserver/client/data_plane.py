@@ -22,8 +22,7 @@ from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, T
 from headrace.pserver.rows.arrays import Empty, empty_floats
 from headrace.retry import Backoff
 from headrace.rpc import data_sockets
-from headrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
-from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from headrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair, MemoryOffer, SharedMemory
 from headrace.timeline import Span, span
 from headrace.traffic import LinkTraffic
 

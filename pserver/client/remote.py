@@ -40,8 +40,7 @@ from headrace.pserver.protocol.wire import wires_of
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
 from headrace.pserver.server.commands import ClosePass, OpenPass, ReadJoinAnswers, Recall, SendJoinEvents
 from headrace.retry import Backoff
-from headrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair
-from headrace.rpc.shared_memory import MemoryOffer
+from headrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair, MemoryOffer
 from headrace.timeline import Span, recorded, span
 from headrace.traffic import Links, links_of
 

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import grpc
 
+from headrace.address import address_of
 from headrace.errors import HeadraceError
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerRole, PeerRule
-from headrace.interfaces import address_of
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed import feed_messages, payloads
 from headrace.pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers

@@ -4,7 +4,7 @@ A message is a header and one frame for each array, little-endian: of each table
 groups (uint16), pushes gradients (U, D), shows and clicks, or is answered with rows (U, D), all float32; gradients and
 rows may travel in fewer bits (pserver.protocol.wire). Arrays are not copied: a sent one must not change until the reply
 is there, and a received one is a read-only view of its frame. On one machine the arrays may lie beside the message: its
-one frame then has their places in headrace.rpc.shared_memory.
+one frame then has their places in headrace.rpc.data_sockets.
 """
 
 import math
@@ -23,7 +23,7 @@ from headrace.pserver.protocol.messages import FORMAT
 from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.pserver.protocol.wire import FLOATS, NewArray, TableWire, decode, encode, new_array
-from headrace.rpc.shared_memory import SharedMemory
+from headrace.rpc.data_sockets import SharedMemory
 
 _REQUEST = struct.Struct("<HBBIIQIIQQQdIII")
 _REPLY = struct.Struct("<HBBQ")

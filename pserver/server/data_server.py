@@ -30,8 +30,7 @@ from headrace.pserver.server.rank_memories import RankMemories
 from headrace.pserver.server.shard_host import waiting_s
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import data_sockets
-from headrace.rpc.data_sockets import DataListener
-from headrace.rpc.shared_memory import SharedMemory
+from headrace.rpc.data_sockets import DataListener, SharedMemory
 from headrace.timeline import Span, span
 from headrace.traffic import LinkTraffic, links_of
 

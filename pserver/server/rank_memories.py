@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.frames import beside
-from headrace.rpc import shared_memory
-from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from headrace.rpc import data_sockets
+from headrace.rpc.data_sockets import MemoryOffer, SharedMemory
 
 MAX_MEMORIES = 4
 """Most memories of one rank, which has one for each connection; beyond it the oldest is forgotten."""
@@ -40,7 +40,7 @@ class RankMemories:
 
         Raises InvalidShardCall.
         """
-        number = next((shared_memory.number_of(places) for places in frames), None)
+        number = next((data_sockets.number_of(places) for places in frames), None)
         for memory in self._memories[rank].copy():
             if memory.number == number:
                 return memory, beside(memory, frames)

@@ -11,12 +11,11 @@ from typing import Protocol, TypeVar
 from grpc import ServicerContext as Context
 
 from headrace import codec
-from headrace.address import LOOPBACK
+from headrace.address import LOOPBACK, address_of
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerName, PeerRole, PeerRule
-from headrace.interfaces import address_of
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.consistency.modes import policy_of
 from headrace.pserver.errors import InvalidShardCall
@@ -32,10 +31,9 @@ from headrace.pserver.server.shard import Shard
 from headrace.pserver.server.shard_host import ShardHost
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import refusals
-from headrace.rpc.data_sockets import DataListener
+from headrace.rpc.data_sockets import DataListener, MemoryOffer
 from headrace.rpc.refusals import RefusalReason
 from headrace.rpc.rpc_server import RpcServer
-from headrace.rpc.shared_memory import MemoryOffer
 from headrace.rpc.tls_listener import TlsEndpoint
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.address import LOCAL_NAMES, LOOPBACK, format_address, is_loopback, parse_address
 from headrace.errors import SpecError
-from headrace.http.tls import check_tls
+from headrace.http.listening import check_tls
 from headrace.service.auth.config import AccessSection, TlsSection
 
 

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from headrace.address import network_of
 from headrace.http.front_door import is_cross_site
 from headrace.http.listening import prove
-from headrace.log_limiter import LogLimiter
+from headrace.logs import LogLimiter
 from headrace.service.auth.config import AccessSection
 from headrace.service.auth.limits import FailedAttempts
 from headrace.service.auth.roles import ANONYMOUS, Caller, Role

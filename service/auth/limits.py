@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 
 from headrace.address import network_of
-from headrace.log_limiter import TokenBucket
+from headrace.logs import TokenBucket
 from headrace.service.auth.roles import ANONYMOUS, Caller
 
 MAX_ADDRESSES = 4096

@@ -12,10 +12,9 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 
 from pydantic import BaseModel
 
-from headrace.address import is_loopback, parse_address
+from headrace.address import LOOPBACK_INTERFACE, is_loopback, parse_address
 from headrace.dataset.sources.kafka_options import FILE_OPTIONS
 from headrace.errors import SpecError
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.secrets import SECRET_KEYS, is_reference
 from headrace.service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from headrace.service.auth.config import ANY_MORE, AllowSection

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from headrace.printable import print_printable
 from headrace.service.cluster.runtime import OnLine
-from headrace.service.faults.rounds import FaultRuns, Round
-from headrace.service.faults.summary_table import message_of, table_of, total_line
+from headrace.service.faults.rounds import FaultRuns, Round, message_of, table_of, total_line
 from headrace.service.monitor.lines import labelled
 from headrace.trainer.job_status import Status
 

@@ -115,7 +115,7 @@ def predict_(
     Example: headrace predict job.toml --input "day-8/*.gz" --output predictions
     """
     from headrace.service.monitor.lines import count
-    from headrace.service.predict.summary import summary_of_prediction
+    from headrace.service.predict.prediction import summary_of_prediction
     from headrace.trainer.predict.output_files import PredictionOutput
 
     remote = None if job is None else remote_name(job, url)
@@ -174,8 +174,8 @@ def evaluate(
 
     Example: headrace evaluate job.toml --input "day-8/*.gz"
     """
-    from headrace.service.predict import slot_worth
-    from headrace.service.predict.summary import summary_of_prediction
+    from headrace.service.predict import prediction
+    from headrace.service.predict.prediction import summary_of_prediction
     from headrace.trainer.predict.output_files import PredictionOutput
 
     loaded = _job_of(job, spec, overrides)
@@ -189,8 +189,8 @@ def evaluate(
 
     manifest, found = measure(shuffle)
     if worth:
-        losses = slot_worth.measure(loaded.spec.slots, shuffle, found, lambda names: measure(names)[1])
-        print(json.dumps(losses, indent=2)) if as_json else print(*slot_worth.format_losses(losses), sep="\n")
+        losses = prediction.measure(loaded.spec.slots, shuffle, found, lambda names: measure(names)[1])
+        print(json.dumps(losses, indent=2)) if as_json else print(*prediction.format_losses(losses), sep="\n")
         return
     if as_json:
         print(json.dumps({"version": manifest["version"], "metrics": found}, indent=2))

@@ -47,7 +47,7 @@ def worker(
 
     Example: headrace worker --join head:7070 --token-file join_token
     """
-    from headrace.http.health import health_served
+    from headrace.http.open_pages import health_served
     from headrace.identity.join_token import StaleToken, read_token
     from headrace.rpc.joining import AgentFacts
     from headrace.service.cluster.agent import Agent, Joined

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from headrace import documents
+from headrace.address import address_of
 from headrace.dataset.loader.dead_letters import format_example
 from headrace.durable import writing
 from headrace.identity.authority import open_authority
 from headrace.identity.join_token import FILE as TOKEN
 from headrace.identity.join_token import open_token
-from headrace.interfaces import address_of
 from headrace.lifecycle import ExitCode
 from headrace.printable import print_printable
 from headrace.service.cluster.external import JoinPoint
@@ -27,12 +27,11 @@ from headrace.service.cluster.generation_plans import GenerationPlans, in_force,
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.launchers import LauncherSettings, open_launcher
 from headrace.service.cluster.replica_joining import feed_answer, replicas_joining
-from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.run_folder import worker_folder
 from headrace.service.cluster.runtime import LAUNCHER, LOCAL, Launcher, OnLine, SpareLauncher, WorkerRole
 from headrace.service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
-from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.cluster.supervision import RestartLimits, RunOutcome
 from headrace.service.cluster.trace_file import begin_trace, finish_trace
 from headrace.service.cluster.worker_plan import MODULES
 from headrace.service.monitor.lines import summary_lines

@@ -1,6 +1,6 @@
 """Runs a job: one generation of workers after another, until the job ends.
 
-One generation is run by service.cluster.generation; service.cluster.restarts decides whether another one follows.
+One generation is run by service.cluster.generation; service.cluster.supervision decides whether another one follows.
 """
 
 import queue
@@ -22,11 +22,19 @@ from headrace.rpc import refusals
 from headrace.rpc.run_files import RANK0
 from headrace.service.cluster.chief import ChiefConnection
 from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
-from headrace.service.cluster.restarts import Death, End, RestartLimits, decide
 from headrace.service.cluster.run_folder import write_private
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
 from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
-from headrace.service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
+from headrace.service.cluster.supervision import (
+    Death,
+    End,
+    EndingLimits,
+    RestartLimits,
+    RunOutcome,
+    StopRequested,
+    Tick,
+    decide,
+)
 from headrace.service.cluster.worker_plan import JobPlan
 from headrace.trainer.job_status import StallStatus, Status
 

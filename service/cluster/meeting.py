@@ -15,10 +15,10 @@ from headrace.identity import certificates
 from headrace.identity.authority import Authority
 from headrace.identity.peers import PeerRole
 from headrace.identity.renewal import NUM_TRIES
-from headrace.inputs import ABSENT
+from headrace.rpc.joining import OtherGeneration
 from headrace.rpc.rendezvous import Member
-from headrace.rpc.rendezvous_errors import OtherGeneration
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.shared_folder import ABSENT
 
 CHIEF = f"{WorkerRole.TRAINER}-0"
 """The worker for which the other trainers wait."""

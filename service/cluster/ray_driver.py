@@ -3,7 +3,7 @@
 `python -m headrace.service.cluster.ray_driver ADDRESS` starts it.
 
 Ray ends a driver whose node has died, so it must not be the launcher's own process. Reads requests and writes events,
-each a line of JSON: service.cluster.ray_connection is the other end. All that it placed ends with it.
+each a line of JSON: service.cluster.ray_launcher is the other end. All that it placed ends with it.
 """
 
 import json
@@ -36,7 +36,7 @@ from headrace.lifecycle import ExitCode
 from headrace.private_folder import private_folder
 from headrace.service.cluster.machine import machine_id
 from headrace.service.cluster.ray_agent import PlacedAgent
-from headrace.service.cluster.ray_resources import Node, WorkerNeeds, missing
+from headrace.service.cluster.ray_launcher import Node, WorkerNeeds, missing
 
 REACH_S = 3.0
 """Longest wait for the cluster to accept a connection."""

@@ -5,22 +5,207 @@ module asks for places and tells what is missing; service.cluster.ray_driver ask
 runs on a node.
 """
 
+import json
+import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace import documents
 from headrace.errors import Refused
 from headrace.identity.join_token import read_token
 from headrace.lifecycle import ExitCode
+from headrace.process import ChildProcess, unbuffered
 from headrace.rpc.joining import AgentFacts, Answer, JobEnd
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.places import CHIEF
-from headrace.service.cluster.ray_connection import RayConnection
-from headrace.service.cluster.ray_resources import WorkerNeeds
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.service.cluster.worker_plan import PYTHON
+
+# The resources of a generation on a Ray cluster: its bundles, and in words which of them are missing. Pure.
+#
+# service.cluster.ray_driver asks Ray.
+
+GIB = 1 << 30
+HERE = 0.001
+"""The share of a node's own resource "node:ADDRESS" that binds a bundle to that node."""
+UNITS = {"CPU": "core", "GPU": "GPU", "memory": "GiB of memory"}
+"""Kinds of resources in Ray's words, and in ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNeeds:
+    """A worker, and what it needs on its node."""
+
+    worker: str
+    agent: str
+    """Identity of its agent, drawn anew for each attempt to place it."""
+    cores: float = 1.0
+    memory_bytes: int = 0
+    gpus: int = 0
+    here: bool = False
+    """It runs at the machine of the launcher."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, agent: str, here: bool) -> "WorkerNeeds":
+        """The needs of a worker of a plan."""
+        given = spec.resources
+        return cls(
+            worker=spec.name,
+            agent=agent,
+            cores=given.cores or 1.0,
+            memory_bytes=given.memory_bytes or 0,
+            gpus=given.gpus or 0,
+            here=here,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For the driver, which reads it as keyword arguments."""
+        return asdict(self)
+
+    def bundle(self, this_node: str) -> dict[str, float]:
+        """In Ray's words; `this_node` is the address of the launcher's node."""
+        wanted = {"CPU": self.cores, "GPU": float(self.gpus), "memory": float(self.memory_bytes)}
+        bound = {f"node:{this_node}": HERE} if self.here else {}
+        return {**{kind: number for kind, number in wanted.items() if number}, **bound}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A living node of the cluster, and all that it has."""
+
+    address: str
+    total: Mapping[str, float]
+
+
+def missing(
+    needs: Sequence[WorkerNeeds], nodes: Sequence[Node], free: Mapping[str, float], this_node: str, cluster: str
+) -> str:
+    """The things that `needs` lack on the Ray cluster at `cluster`, and those that it has; for after "waits for".
+
+    `free`: what is left of each kind on all nodes together.
+    """
+    at = f"the Ray cluster at {cluster}"
+    bundles = {need.worker: need.bundle(this_node) for need in needs}
+    lacks = dict(_deficits(list(bundles.values()), free))
+    if lacks:
+        wanted = " and ".join(_count(number, kind, "more ") for kind, number in lacks.items())
+        return f"{wanted} on {at}, which has {_has(lacks, nodes, free)}"
+    for worker, bundle in bundles.items():
+        if not any(_fits(bundle, node.total) for node in nodes):
+            wanted = ", ".join(_count(number, kind) for kind, number in bundle.items() if kind in UNITS)
+            where = f"this machine ({this_node})" if f"node:{this_node}" in bundle else "one node"
+            return f"{wanted} for {worker} on {where} of {at}, which has {_nodes(nodes)}"
+    return f"{len(needs)} places on {at}: enough is free, but not together on single nodes"
+
+
+def _deficits(bundles: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    for kind in UNITS:
+        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if wanted > free.get(kind, 0.0):
+            yield kind, wanted - free.get(kind, 0.0)
+
+
+def _has(kinds: Mapping[str, float], nodes: Sequence[Node], free: Mapping[str, float]) -> str:
+    parts = []
+    for kind in kinds:
+        total = sum(node.total.get(kind, 0.0) for node in nodes)
+        left = f" ({_number(free.get(kind, 0.0), kind)} free)" if total else ""
+        parts.append(f"{_count(total, kind)}{left}")
+    return f"{' and '.join(parts)} on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+
+
+def _nodes(nodes: Sequence[Node]) -> str:
+    """The nodes with what each has."""
+    return "; ".join(
+        f"{node.address}: {', '.join(_count(node.total.get(kind, 0.0), kind) for kind in UNITS)}" for node in nodes
+    )
+
+
+def _fits(bundle: Mapping[str, float], total: Mapping[str, float]) -> bool:
+    return all(total.get(kind, 0.0) >= number for kind, number in bundle.items())
+
+
+def _count(number: float, kind: str, more: str = "") -> str:
+    """Such as "2 cores", "1 more GPU", "1.5 GiB of memory"."""
+    text, unit = _number(number, kind), UNITS[kind]
+    many = text != "1" and kind != "memory"
+    return f"{text if number else 'no'} {more}{unit}{'s' if many else ''}"
+
+
+def _number(number: float, kind: str) -> str:
+    return f"{number / GIB:.1f}" if kind == "memory" else f"{number:.4g}"
+
+
+# The process that holds the connection to a Ray cluster, as the launcher has it. service.cluster.ray_driver is it.
+
+CLOSE_S = 6.0
+"""Longest time for an orderly end: the actors end, and Ray hears of it. Then the process is killed."""
+MAX_LINES = 20
+"""Lines kept of all that Ray prints there, to explain an end."""
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+"""Takes an event. The last one is {"gone": the reason}: whatever was placed is ended. Called on a thread of its own."""
+
+
+class RayConnection:
+    """One process. Any thread."""
+
+    def __init__(self, address: str, on_event: OnEvent) -> None:
+        """Connect to the cluster at `address`. Raises OSError."""
+        self._on_event = on_event
+        command = (*PYTHON, "headrace.service.cluster.ray_driver", address)
+        self._process = ChildProcess(command, environment=unbuffered(os.environ))
+        self._printed: deque[str] = deque(maxlen=MAX_LINES)
+        self._heard_s = time.monotonic()
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._drain)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def silent_s(self) -> float:
+        """The time since it was last heard. It tells every second that Ray answers."""
+        return time.monotonic() - self._heard_s
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+        return self._process.ends_within(0)
+
+    def request(self, request: Mapping[str, Any]) -> None:
+        """Send a request. One that is gone does not hear it."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def close(self) -> None:
+        """End the process, and with it all that it has placed."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.ends_within(CLOSE_S)
+        self._process.end()
+        for thread in self._threads:
+            thread.join()
+        self._process.close()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            self._heard_s = time.monotonic()
+            if event := documents.parse_object(line, "an event of the connection to Ray"):
+                self._on_event(event)
+        code = self._process.end()
+        said = next((line for line in reversed(self._printed) if line), "")
+        self._on_event({"gone": f"the connection to the Ray cluster has ended with code {code}: {said}"})
+
+    def _drain(self) -> None:
+        for line in self._process.stderr:
+            self._printed.append(line.decode(errors="replace").strip())
+
 
 SILENT_S = 10.0
 """A cluster that does not answer for longer is told of; so are agents that Ray has started and that do not join."""

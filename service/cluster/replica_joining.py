@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.address import format_address, is_wildcard, parse_address
+from headrace.address import address_of, format_address, is_wildcard, parse_address
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.identity.authority import Authority, open_authority
 from headrace.identity.join_token import FILE as TOKEN
 from headrace.identity.join_token import check_token, open_token
 from headrace.identity.peers import PeerRole, PeerRule
-from headrace.interfaces import address_of
 from headrace.rpc import refusals
 from headrace.rpc.feed_joining import MAX_CALLS, FeedAnswer, serve_feed_address
 from headrace.rpc.job_client import JobClient, NotRunning

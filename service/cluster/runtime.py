@@ -74,7 +74,7 @@ class WorkerSpec:
     run_folder: Path
     """Private files of this generation: configurations and sockets."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the files that it reads, by path (headrace.inputs): its machine must have the same ones."""
+    """Digests of the files that it reads, by path (headrace.shared_folder): its machine must have the same ones."""
     resources: Resources = Resources()
 
     @property

@@ -13,9 +13,17 @@ from pathlib import Path
 
 from headrace import documents
 from headrace.deadline import Deadline
-from headrace.durable import REAL, SymbolicLinkFound, check_no_link, unfinished_name, write_whole, writing
+from headrace.durable import (
+    REAL,
+    SymbolicLinkFound,
+    check_no_link,
+    is_locked,
+    locked,
+    unfinished_name,
+    write_whole,
+    writing,
+)
 from headrace.errors import DeadlineExceeded, SpecError
-from headrace.file_lock import is_locked, locked
 from headrace.identity import FOLDER as AUTHORITY_FOLDER
 from headrace.rpc import run_files
 from headrace.shared_folder import FOLDER as SHARED_FOLDER

@@ -11,22 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.address import LOOPBACK_INTERFACE
 from headrace.blob.store_address import parse as parse_store_address
 from headrace.dataset.spec.schema import Schema
 from headrace.identity.authority import Authority
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerRole
-from headrace.inputs import digests, head_sizes
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.pserver.config import TableSection, Wire
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
-from headrace.service.cluster.inputs import input_files
+from headrace.service.cluster.machine import input_files
 from headrace.service.cluster.runtime import LOCAL, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from headrace.service.spec.config import WorkerResources
 from headrace.service.spec.job import LoadedJob
-from headrace.shared_folder import SharedFolder
+from headrace.shared_folder import SharedFolder, digests, head_sizes
 from headrace.timeline import TracePart, TraceWindow
 from headrace.trainer.predict.config import PredictionRequest
 from headrace.trainer.spec.history_tables import history_tables, remembered_of

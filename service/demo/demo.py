@@ -1,8 +1,9 @@
 """Runs the demo: a service of its own in this process with three jobs, until all have ended.
 
-The jobs are defined in service.demo.demo_jobs and shown by service.demo.race.
+The jobs are defined in service.demo.demo and shown by service.demo.demo.
 """
 
+import json
 import logging
 import shutil
 import signal
@@ -15,45 +16,234 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from headrace.address import format_address, parse_address
+from headrace.config import load_toml
 from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.spec.config import PipeSection
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.durable import writing
+from headrace.durable import is_locked, writing
 from headrace.errors import SpecError
 from headrace.extras import missing
-from headrace.file_lock import is_locked
 from headrace.http import listening
 from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.printable import print_printable
 from headrace.process import run
+from headrace.service.auth.config import AccessSection, AllowSection
 from headrace.service.cluster.job_run import read_report
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import REPORT, marker_of, remove
-from headrace.service.demo.demo_jobs import (
-    FREEZE_AFTER,
-    LATE,
-    NAME,
-    STOP_S,
-    TWIN,
-    demo_job,
-    late_command,
-    late_job,
-    service_of,
-    twin_of,
-)
-from headrace.service.demo.race import Standing, ahead_of, ahead_text, auc_of, frozen_text, show_race
+from headrace.service.demo.examples import EXAMPLES
 from headrace.service.history.fork_of_job import fork
+from headrace.service.jobs.config import LimitsSection, ServiceConfig
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
+from headrace.service.monitor.display import REFRESH_PER_S, render
 from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
+from headrace.service.monitor.shows import LINE_EVERY_S
 from headrace.service.server.serve import running_service
-from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.job import LoadedJob, job_of
 from headrace.trainer.checkpoint.commits import Commits, order_of
-from headrace.trainer.job_status import read
+from headrace.trainer.job_status import Measures, Status, numbers, read
 from headrace.trainer.run_report import RunReport
+
+# The specs of the demo's jobs: the example at a laptop's pace, its frozen twin, and one with late clicks. Pure.
+#
+# The first two read the same simulated stream, which began at the same time: the later job catches up, as on a topic.
+# The third one joins two files, impressions and clicks that come minutes later; a program beside its job file writes
+# them.
+
+EXAMPLE = EXAMPLES / "clicks" / "job.toml"
+"""The job of the demo."""
+LATER = EXAMPLES / "clicks_later"
+"""The example whose clicks come later."""
+NAME, TWIN, LATE = "demo", "demo-frozen", "demo-late"
+LATE_IMPRESSIONS = 10_000
+"""Half an hour of event time."""
+RATE = 1500
+"""Events a second: two trainers and a page leave some room on a laptop with two cores."""
+PASS_EVENTS = 2000
+"""Most events of a pass."""
+FREEZE_AFTER = 5
+"""The twin has learnt from so many passes: 10,000 events, a tenth of a simulated day."""
+STOP_S = 20.0
+"""Longest time for a job to finish its pass and commit when the demo ends; then it is killed."""
+
+
+def demo_job(
+    root: Path, events: int | None, overrides: Sequence[str], since: float, example: Path = EXAMPLE
+) -> LoadedJob:
+    """The job that learns. Its stream began at the unix time `since` and ends after `events`. Raises SpecError."""
+    ours = [f"name={json.dumps(NAME)}", f"passes.max_events={PASS_EVENTS}", f"commit.every_passes={FREEZE_AFTER}"]
+    for name in load_toml(example).get("sources", {}):
+        ours += [f"sources.{name}.rate={RATE}", f"sources.{name}.since={since}"]
+        ours += [f"sources.{name}.events={events}"] if events else []
+    raw = load_toml(example, [*ours, *overrides])
+    store = {**raw.get("store", {}), "path": str(root / "jobs" / NAME / "store")}
+    return job_of({**raw, "store": store}, example.resolve().parent)
+
+
+def twin_of(job: LoadedJob) -> LoadedJob:
+    """A copy of `job` that only predicts; it begins at a commit of `job`."""
+    left_out = ("exports", "commit", "predict")
+    raw: dict[str, Any] = {key: value for key, value in job.whole().items() if key not in left_out}
+    store = job.store.parents[1] / TWIN / "store"
+    raw["train"] = {key: value for key, value in raw.get("train", {}).items() if key != "learn_until"}
+    sections: Mapping[str, Mapping[str, Any]] = {
+        "train": {"learn": False},
+        "metrics": {"halves": False},  # it has seen one half only
+        "store": {"path": str(store)},
+    }
+    changed = {name: {**raw.get(name, {}), **section} for name, section in sections.items()}
+    return job_of({**raw, **changed, "name": TWIN}, job.folder)
+
+
+def data_of(root: Path) -> Path:
+    """The folder of the files of the job with late clicks: beside the root, whose files no job may read."""
+    return root.resolve().with_name(f"{root.name}-late")
+
+
+def late_job(root: Path) -> LoadedJob:
+    """The job with late clicks. Raises SpecError."""
+    names = ("impressions", "clicks")
+    paths = [f"sources.{name}.paths={json.dumps([f'{name}.jsonl'])}" for name in names]
+    raw = load_toml(LATER / "job.toml", [f"name={json.dumps(LATE)}", "passes.max_events=1000", *paths])
+    store = {"path": str(root.resolve() / "jobs" / LATE / "store")}
+    return job_of({**raw, "store": store}, data_of(root))
+
+
+def late_command(root: Path) -> list[str]:
+    """The program that writes its events."""
+    program, num = str(LATER / "events.py"), str(LATE_IMPRESSIONS)
+    return [sys.executable, program, "--impressions", num, "--out", str(data_of(root))]
+
+
+def service_of(root: Path, listen: str, job: LoadedJob) -> ServiceConfig:
+    """The demo's own service: for this machine only, where every client may operate these jobs."""
+    pipes = (job.spec.pipe.command,) if isinstance(job.spec.pipe, PipeSection) else ()
+    commands = tuple(each.command for each in job.spec.exports.values() if each.command)
+    return ServiceConfig(
+        root=root,
+        listen=listen,
+        access=AccessSection(anonymous="operator"),
+        allow=AllowSection(pipe_commands=pipes, export_commands=commands, roots=(str(job.folder), str(data_of(root)))),
+        limits=LimitsSection(stop=STOP_S, max_jobs=8),
+    )
+
+
+# The display of the demo: the job that learns, and its AUC beside the AUC of its frozen twin.
+#
+# `race_line` and `render_race` are pure. Without a terminal, a line of text is printed now and then.
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The status of the jobs."""
+
+    job: Status
+    twin: Status | None = None
+    """None: it has not started."""
+    frozen: str = ""
+    """The state at which the twin is frozen, in words."""
+    lines: Sequence[str] = ()
+    """The last lines of the workers' output."""
+    late: Status | None = None
+    """The job with late clicks."""
+
+    @property
+    def aucs(self) -> tuple[float | None, float | None]:
+        """The window AUC of the first task: of the job and of its twin."""
+        twin = None if self.twin is None else auc_of(self.twin.metrics.window)
+        return auc_of(self.job.metrics.window), twin
+
+
+def auc_of(window: Measures) -> float | None:
+    """The window AUC of the first task; None where there is none yet."""
+    return next((numbers(found).get("auc") for found in window.values()), None)
+
+
+def ahead_of(aucs: tuple[float | None, float | None]) -> float | None:
+    """The AUC of the job that learns minus that of its twin."""
+    job, twin = aucs
+    return None if job is None or twin is None else job - twin
+
+
+def ahead_text(ahead: float | None) -> str:
+    """A difference of AUCs with its sign, or a dash."""
+    return "-" if ahead is None else f"{ahead:+.4f}"
+
+
+def frozen_text(version: int, events: float | None) -> str:
+    """The state at which the twin is frozen, in words."""
+    return f"frozen after {count(version)} passes, {count(events)} events"
+
+
+def race_line(standing: Standing) -> str:
+    """Both jobs in one line."""
+    job, twin = standing.job, standing.twin
+    parts = [f"{NAME} {job.state}, {count(job.events)} events"]
+    mine, theirs = standing.aucs
+    parts.append(f"window AUC {ratio(mine)}")
+    if twin is None:
+        parts.append(f"{TWIN} begins after pass {FREEZE_AFTER}")
+    else:
+        parts.append(f"{TWIN} {ratio(theirs)} at {count(twin.events)}")
+        parts.append(f"learning wins {ahead_text(ahead_of(standing.aucs))}")
+    return "  ".join(parts)
+
+
+def render_race(standing: Standing) -> RenderableType:
+    """Both jobs side by side, for a terminal."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for heading in ("", "window AUC", "events", "state"):
+        table.add_column(heading, justify="left" if heading in ("", "state") else "right")
+    mine, theirs = standing.aucs
+    job, twin = standing.job, standing.twin or Status()
+    state = twin.state if standing.twin else f"begins after pass {FREEZE_AFTER}"
+    table.add_row(f"{NAME}: learns on", Text(ratio(mine), style="bold green"), count(job.events), "")
+    table.add_row(f"{TWIN}: {standing.frozen or 'only predicts'}", ratio(theirs), count(twin.events), state)
+    late = standing.late or Status()
+    table.add_row(f"{LATE}: clicks come minutes later", ratio(auc_of(late.metrics.window)), count(late.events), "")
+    table.add_row("learning from the stream wins", Text(ahead_text(ahead_of(standing.aucs)), style="bold"), "", "")
+    return Panel(table, title="every prediction is made before its event is learnt", title_align="left")
+
+
+@contextmanager
+def show_race(standing: Callable[[], Standing], console: Console) -> Iterator[Callable[[], None]]:
+    """Show `standing()` while the context lasts. The caller often calls the function that it yields."""
+    if console.is_terminal:
+
+        def picture() -> RenderableType:
+            now = standing()
+            return Group(render(now.job, now.lines), render_race(now))
+
+        with Live(console=console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
+            yield lambda: None
+    else:
+        ticker = _Lines(standing)
+        yield ticker.tick
+
+
+class _Lines:
+    """Prints a line on standard error now and then, where it has changed."""
+
+    def __init__(self, standing: Callable[[], Standing]) -> None:
+        self._standing, self._at_s, self._last = standing, time.monotonic() + LINE_EVERY_S, ""
+
+    def tick(self) -> None:
+        if time.monotonic() < self._at_s:
+            return
+        self._at_s = time.monotonic() + LINE_EVERY_S
+        if (line := race_line(self._standing())) != self._last:
+            self._last = line
+            print_printable(line, file=sys.stderr, flush=True)
+
 
 LISTEN = "127.0.0.1:8080"
 """Address of the page, if it is free."""

@@ -18,9 +18,9 @@ from headrace.pserver.consistency.sync import Sync
 from headrace.service.cluster.job_run import print_outcome, read_report
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.launchers import check_launcher, open_launcher
-from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import REPORT, RERUNS, WORKERS
+from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.cluster.worker_plan import JobPlan, plan_job
 from headrace.service.history.commit_lookup import find_commit, lease, lineage
 from headrace.service.monitor.lines import count

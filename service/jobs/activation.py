@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.deadline import Deadline
-from headrace.durable import REAL, write_whole, writing
+from headrace.durable import REAL, locked, write_whole, writing
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError
-from headrace.file_lock import locked
 from headrace.service.jobs.config import ServiceConfig
 from headrace.service.records.database import Records, opened
 from headrace.service.records.lease import Lease

@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from headrace.lifecycle import ExitCode
-from headrace.service.cluster import restarts
-from headrace.service.cluster.restarts import Death, RestartLimits
-from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.cluster import supervision
+from headrace.service.cluster.supervision import Death, RestartLimits, RunOutcome
 from headrace.service.jobs.errors import WrongPhase
 from headrace.service.jobs.host import Action, Desired, Ending, Phase
 
@@ -149,8 +148,8 @@ def _decide_dead(wanted: DesiredState, observed: ObservedState, now_s: float, li
     """The launcher died without an outcome: start another one after a pause, unless too many died."""
     died_s = now_s if observed.dead_since_s is None else observed.dead_since_s
     died = RunOutcome(ExitCode.BUG, DIED)
-    decision = restarts.decide(died, wanted.deaths, died_s, limits)
-    if isinstance(decision, restarts.End):
+    decision = supervision.decide(died, wanted.deaths, died_s, limits)
+    if isinstance(decision, supervision.End):
         times = sum(died_s - death.at_s < limits.window_s for death in wanted.deaths) + 1
         return FailJob(f"{DIED} {times} times within {limits.window_s:g} s; `restart` begins it again where it was")
     if now_s < died_s + decision.after_s:

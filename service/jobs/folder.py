@@ -15,8 +15,7 @@ from typing import Any
 
 from headrace import documents
 from headrace.codec import plain
-from headrace.durable import REAL, write_whole, writing
-from headrace.file_lock import is_locked
+from headrace.durable import REAL, is_locked, write_whole, writing
 from headrace.service.jobs.errors import HostingError
 from headrace.service.jobs.host import Ending
 from headrace.service.records.database import utc_now

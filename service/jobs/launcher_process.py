@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from headrace.deadline import Deadline
-from headrace.durable import writing
-from headrace.file_lock import locked
+from headrace.durable import locked, writing
 from headrace.process import unbuffered
 from headrace.service.cluster.store import PAUSED, RUN, in_use
 from headrace.service.cluster.worker_plan import PYTHON

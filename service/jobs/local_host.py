@@ -16,15 +16,14 @@ from msgspec.structs import replace
 
 from headrace import documents
 from headrace.deadline import Deadline
-from headrace.durable import check_no_link, writing
+from headrace.durable import check_no_link, locked, writing
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unwritable
-from headrace.file_lock import locked
 from headrace.secrets import secrets_of, without_secrets
 from headrace.service.auth.allowed_paths import reserved_stores
 from headrace.service.auth.spec_rules import check_spec
 from headrace.service.auth.spec_sizes import check_size
-from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.store import OUTPUT, check_free, in_use, remove
+from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.jobs import launcher_process, output_files
 from headrace.service.jobs.activation import IN_USE_S, Active, Wait, active
 from headrace.service.jobs.background import in_background

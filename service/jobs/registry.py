@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
-from headrace.service.cluster.restarts import Death
+from headrace.service.cluster.supervision import Death
 from headrace.service.jobs.decisions import DesiredState
 from headrace.service.jobs.errors import JobExists, LimitReached, UnknownJob
 from headrace.service.jobs.folder import JobFolder

@@ -18,8 +18,8 @@ from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
 from headrace.service.cluster.chief import ChiefConnection, address_in
 from headrace.service.cluster.job_run import set_paused
-from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.store import RUN
+from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.jobs import launcher_process
 from headrace.service.jobs.activation import Fence
 from headrace.service.jobs.background import BackgroundWork

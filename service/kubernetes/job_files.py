@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from headrace.errors import SpecError
-from headrace.service.cluster.inputs import absent_of_pipe, model_files, named_by_pipe
+from headrace.service.cluster.machine import absent_of_pipe, model_files, named_by_pipe
 from headrace.service.spec.job import LoadedJob
 
 JOB_FILE = "job.toml"

@@ -21,8 +21,7 @@ from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.cluster.store import REPORT
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.monitor.lines import count
-from headrace.service.predict.prediction import predict
-from headrace.service.predict.summary import summary_of_prediction
+from headrace.service.predict.prediction import predict, summary_of_prediction
 from headrace.service.predict.worker_group import PredictionCancelled
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.job_status import Status

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,12 +17,12 @@ from typing import Any
 from headrace.config import validate
 from headrace.dataset.loader.dead_letters import BadFraction
 from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.spec.config import SlotEntry, SlotKind
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.durable import writing
+from headrace.durable import locked, writing
 from headrace.errors import DeadlineExceeded, SpecError
 from headrace.extras import require
-from headrace.file_lock import locked
 from headrace.secrets import check_shown
 from headrace.service.cluster.launchers import open_launcher
 from headrace.service.cluster.run_folder import run_folder
@@ -30,6 +30,7 @@ from headrace.service.cluster.runtime import OnLine
 from headrace.service.cluster.store import in_use
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.cluster.worker_plan import PredictionFolders, plan_prediction
+from headrace.service.monitor.lines import count
 from headrace.service.predict.versions import PredictionVersion, version_of
 from headrace.service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
 from headrace.service.spec.job import Job, LoadedJob, with_defaults
@@ -49,6 +50,67 @@ from headrace.trainer.predict.prediction_plan import (
 )
 from headrace.trainer.spec.history_tables import check_no_statistics
 from headrace.trainer.spec.join_tables import check_no_join
+
+# Measures the worth of slots: what a holdout's metrics lose when the model gets other samples' values of a slot.
+
+LOSSES = {"auc": 1, "gauc": 1, "logloss": -1, "rmse": -1}
+"""Metrics that are compared, and the sign of a loss."""
+
+Metrics = Mapping[str, Any]
+
+
+def measure(
+    slots: Sequence[SlotEntry], fixed: Sequence[str], found: Metrics, measured: Callable[[Sequence[str]], Metrics]
+) -> list[dict[str, Any]]:
+    """By task and slot: the losses, the greatest first. `found`: metrics with only the slots `fixed` shuffled."""
+    names = [slot.name for slot in Schema.of(slots).slots if slot.kind is not SlotKind.META and slot.name not in fixed]
+    without = {name: measured([*fixed, name]) for name in names}
+    lines = [
+        {"task": task, "slot": name, **_losses(before, without[name]["tasks"][task])}
+        for task, before in found.get("tasks", {}).items()
+        for name in names
+    ]
+    return sorted(lines, key=lambda line: (line["task"], -next((line[each] for each in LOSSES if each in line), 0.0)))
+
+
+def _losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    pairs = {name: (before.get(name), after.get(name)) for name in LOSSES}
+    return {name: LOSSES[name] * (a - b) for name, (a, b) in pairs.items() if a is not None and b is not None}
+
+
+def format_losses(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table for people."""
+    named = [name for name in LOSSES if any(name in line for line in lines)]
+    yield f"{'task':<12} {'slot':<24}" + "".join(f"{name:>10}" for name in named) + "   lost without the slot's values"
+    for line in lines:
+        yield f"{line['task']:<12} {line['slot']:<24}" + "".join(f"{line.get(name, 0.0):>+10.5f}" for name in named)
+
+
+# A prediction and its metrics as lines for people.
+
+SHOWN = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "mse", "mae", "mean_label", "mean_prediction")
+
+
+def summary_of_prediction(manifest: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> Iterator[str]:
+    """The version, the rejected events by reason, and a line of metrics for each task and slice."""
+    version = manifest["version"]
+    what = version.get("commit") or version.get("export")
+    yield f"version {version['version']} of {version['job']}, {what}"
+    for reason, number in manifest["rejected"].items():
+        yield f"rejected: {count(number)} {reason}"
+    for task, found in (metrics or {}).get("tasks", {}).items():
+        yield f"{task}: {metrics_line(found)}"
+        for slot, values in found.get("slices", {}).items():
+            for value, sliced in values.items():
+                if sliced["count"]:
+                    yield f"  {slot} {value}: {metrics_line(sliced)}"
+
+
+def metrics_line(found: Mapping[str, Any]) -> str:
+    """The metrics that are defined, in one line."""
+    shown = [f"{name} {found[name]:.6g}" for name in SHOWN if found.get(name) is not None]
+    return f"{count(found['count'])} samples  " + "  ".join(shown)
+
 
 FORMAT = 1
 """Number of the manifest's layout."""
@@ -256,8 +318,8 @@ def _manifest(
     """The manifest of an output. Nothing in it depends on when or by whom the output was made."""
     rejected: dict[str, int] = {}
     for mark in marks:
-        for reason, count in mark.rejected.items():
-            rejected[reason] = rejected.get(reason, 0) + count
+        for reason, number in mark.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + number
     parts = {
         part_name(number): {
             **{"partition": segment.partition, "begin": segment.begin, "end": segment.end},

@@ -1,15 +1,18 @@
 """The text of a proposed job file, with comments that say what was seen, and what is left for the user to fill in."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from headrace.errors import BadInput
 from headrace.service.proposals.event_sample import EventSample
-from headrace.service.proposals.field_facts import EventFacts
-from headrace.service.proposals.field_roles import ISO, EventRoles
-from headrace.service.proposals.slot_proposals import Proposals, SlotProposal
+from headrace.service.proposals.field_facts import EventFacts, observe_events
+from headrace.service.proposals.field_roles import ISO, EventRoles, decide
+from headrace.service.proposals.slot_proposals import Proposals, SlotProposal, propose_slots
 
 MANY_SLOTS = 32
 """With more sparse slots, whose rows are added up, smaller steps are better."""
@@ -142,3 +145,17 @@ def _model(slots: Proposals, roles: EventRoles) -> Iterator[str]:
 def _toml(value: Any) -> str:
     """A value of TOML. Names and paths have no character that JSON and TOML write differently."""
     return json.dumps(value, ensure_ascii=False)
+
+
+# Proposes a job file from a sample of events.
+
+
+def infer_job(sample: EventSample, folder: Path) -> JobProposal:
+    """The proposed job file, whose relative paths start at `folder`. Raises BadInput for a file without an event."""
+    facts = observe_events(iter(sample))
+    if not facts.num_events:
+        bad = f"; {sample.num_bad:,} lines are none: {'; '.join(sample.bad_lines)}" if sample.num_bad else ""
+        raise BadInput(f"{sample.path} has no event: no line with a JSON object{bad}")
+    roles = decide(facts)
+    slots = propose_slots(roles, facts.fields, facts.num_events)
+    return write_job(os.path.relpath(sample.path, folder), sample, facts, roles, slots)

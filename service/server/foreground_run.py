@@ -8,8 +8,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.http.health import health_served
-from headrace.http.open_pages import pages_served
+from headrace.http.open_pages import health_served, pages_served
 from headrace.lifecycle import ExitCode
 from headrace.printable import print_printable
 from headrace.service.cluster.job_run import open_run, print_outcome

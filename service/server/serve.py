@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace.http.health import health_served
 from headrace.http.listening import listen
+from headrace.http.open_pages import health_served
 from headrace.lifecycle import stop_flag
 from headrace.logs import setup
 from headrace.priority import prioritized

@@ -5,9 +5,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.address import LOOPBACK, format_address, is_loopback, parse_address
+from headrace.address import LOOPBACK, LOOPBACK_INTERFACE, format_address, is_loopback, parse_address
 from headrace.config import Duration, PositiveDuration, Section, Size
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.text_kinds import TextKind
 
 NOBODY_JOINS = format_address(LOOPBACK, 0)

@@ -13,7 +13,7 @@ from headrace.pserver.protocol.shards import StepScale
 from headrace.pserver.server.commands import DigestRows
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.rpc import data_sockets
-from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from headrace.rpc.data_sockets import MemoryOffer, SharedMemory
 from tests.contract import shards_world as w
 
 SIGNS = range(3000)
@@ -87,7 +87,7 @@ def test_arrays_of_steps_are_not_in_messages(serve, monkeypatch):
 def test_arrays_without_room_are_in_messages(serve, monkeypatch):
     with closing(connect(serve())) as shards:
         beside = trained(shards)
-    monkeypatch.setattr("headrace.rpc.shared_memory.HALF_BYTES", 1 << 14)
+    monkeypatch.setattr("headrace.rpc.data_sockets.HALF_BYTES", 1 << 14)
     with closing(connect(serve())) as shards:
         assert trained(shards) == beside
         assert memory_of(shards) is not None

@@ -12,9 +12,8 @@ from headrace.service.cluster.child import Spawner, Starter
 from headrace.service.cluster.forkserver import ForkingStarter
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.local import ProcessLauncher
-from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.runtime import Launcher, WorkerRole, WorkerSpec
-from headrace.service.cluster.supervision import EndingLimits
+from headrace.service.cluster.supervision import EndingLimits, RestartLimits
 from headrace.service.cluster.worker_plan import PYTHON, JobPlan
 
 WORKER = (*PYTHON, "tests.fakes.worker")

@@ -22,10 +22,9 @@ from headrace.identity.renewal import RenewedIdentity
 from headrace.launcher_contact import LauncherContact
 from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
-from headrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
+from headrace.rpc.joining import AgentFacts, JobEnd, JoinClient, NoRoomNow, Order, WorkerReport
 from headrace.rpc.refusals import Refusals
 from headrace.rpc.rendezvous import RendezvousClient
-from headrace.rpc.rendezvous_errors import NoRoomNow
 from headrace.service.cluster import external
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.places import Places

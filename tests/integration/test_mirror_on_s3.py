@@ -15,8 +15,8 @@ from headrace.blob import s3 as s3_module
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.blob.blob_store import whole
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import HeadraceError
-from headrace.file_lock import locked
 from headrace.retry import Backoff
 from headrace.trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
 from headrace.trainer.checkpoint.mirror_fetch import fetch, repair

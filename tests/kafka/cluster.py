@@ -19,7 +19,7 @@ from kafka.admin import NewTopic
 from kafka.errors import RetriableError
 
 from headrace.deadline import Deadline
-from headrace.file_lock import locked
+from headrace.durable import locked
 
 HERE = Path(__file__).parent
 LIBS = HERE / "libs"

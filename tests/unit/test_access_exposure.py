@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.address import is_loopback
 from headrace.errors import SpecError
-from headrace.http.tls import check_tls
+from headrace.http.listening import check_tls
 from headrace.service.auth.config import AccessSection, TlsSection
 from headrace.service.auth.exposure import exposure_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.log_limiter import BURST, MAX_KINDS, QUIET_S, LoggedOccurrence, LogLimiter
+from headrace.logs import BURST, MAX_KINDS, QUIET_S, LoggedOccurrence, LogLimiter
 from headrace.service.auth.roles import Role
 from tests.fakes.asked_api import api
 

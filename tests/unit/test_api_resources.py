@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import Unavailable
-from headrace.file_lock import locked
 from headrace.service.jobs.errors import Cancelled
 from headrace.service.jobs.host import PrintedLine
 from headrace.service.jobs.operation_queue import as_cancelled

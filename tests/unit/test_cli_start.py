@@ -12,7 +12,7 @@ from headrace.service.cli import main, prediction_commands, resize_command, size
 from headrace.service.cli.panels import Panel
 from headrace.service.cluster import resize
 from headrace.service.inspect.slot_report import SlotOrder
-from headrace.service.sizing import size_text
+from headrace.service.sizing import job_size
 from headrace.trainer.predict import config as predictions
 
 JOB = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
@@ -104,4 +104,4 @@ def test_choices_and_limits_told_again_are_those_of_their_owners():
     assert choices("headrace predict", "wire") == {*rows.Wire} and choices("headrace doctor", "by") == {*SlotOrder}
     assert prediction_commands.LIVE == predictions.LIVE
     assert (table_commands.LAST_DAY, table_commands.MAX_DAYS) == (rows.LAST_DAY, rows.MAX_DAYS)
-    assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resize.MOVE_S, size_text.MAX_SAMPLE)
+    assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resize.MOVE_S, job_size.MAX_SAMPLE)

@@ -9,23 +9,25 @@ from rich.console import Console
 
 from headrace import extras
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import SpecError
-from headrace.file_lock import locked
 from headrace.service.auth.spec_rules import check_spec
 from headrace.service.demo import demo
-from headrace.service.demo.demo_jobs import (
+from headrace.service.demo.demo import (
     FREEZE_AFTER,
     LATE,
     NAME,
     RATE,
     TWIN,
+    Standing,
     demo_job,
     late_command,
     late_job,
+    race_line,
+    render_race,
     service_of,
     twin_of,
 )
-from headrace.service.demo.race import Standing, race_line, render_race
 from headrace.service.history.fork_of_job import fork
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
@@ -80,7 +82,7 @@ def test_the_job_with_late_clicks_reads_what_the_program_of_its_example_writes(t
     root = tmp_path / "demo"
     late, config = late_job(root), service_of(root, "127.0.0.1:0", job(tmp_path))
     check_spec(late, config.allow, root / "jobs" / late.spec.name, config.private)
-    monkeypatch.setattr("headrace.service.demo.demo_jobs.LATE_IMPRESSIONS", 50)
+    monkeypatch.setattr("headrace.service.demo.demo.LATE_IMPRESSIONS", 50)
     subprocess.run(late_command(root), check=True, timeout=60)
     for source in late.spec.sources.values():
         assert all((late.folder / path).stat().st_size for path in source.paths)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace.service.cluster.restarts import Death, RestartLimits
+from headrace.service.cluster.supervision import Death, RestartLimits
 from headrace.service.jobs.decisions import (
     DesiredState,
     DrainLauncher,

@@ -16,7 +16,7 @@ from headrace.trainer.config import ModelSection, TaskSection
 from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
 from headrace.trainer.models.contract import Shape, SlotShape
 from headrace.trainer.models.registry import MODELS, load_model
-from headrace.trainer.replica.dense_graph import DenseGraph
+from headrace.trainer.replica.serving_model import DenseGraph
 from headrace.trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
 from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
 

@@ -6,8 +6,8 @@ from headrace import extras
 from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.service.cli.worker_command import ranks_of
-from headrace.service.cluster.inputs import input_files
 from headrace.service.cluster.launchers import check_launcher
+from headrace.service.cluster.machine import input_files
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import load_job
 

@@ -27,8 +27,16 @@ from headrace.service.faults.deaths import (
     workers_of,
 )
 from headrace.service.faults.injection import DeathRecord
-from headrace.service.faults.rounds import COMPARED, COUNTED, FaultRuns, Round, counts_of, differences
-from headrace.service.faults.summary_table import place_of, total_line
+from headrace.service.faults.rounds import (
+    COMPARED,
+    COUNTED,
+    FaultRuns,
+    Round,
+    counts_of,
+    differences,
+    place_of,
+    total_line,
+)
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.journal.log import Log
 from headrace.trainer.journal.records import MatmulOperation

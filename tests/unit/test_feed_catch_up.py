@@ -11,8 +11,7 @@ from headrace.pserver.feed.feed_client import FeedTooSlow
 from headrace.retry import Backoff
 from headrace.trainer.replica import update_loop
 from headrace.trainer.replica.export_updates import ExportUpdates
-from headrace.trainer.replica.feed_catch_up import ANY_GENERATION, FeedWithExports
-from headrace.trainer.replica.feed_updates import FeedPosition
+from headrace.trainer.replica.feed_updates import ANY_GENERATION, FeedPosition, FeedWithExports
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
 from headrace.trainer.replica.serving_model import golden_inputs

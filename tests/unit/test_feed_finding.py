@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import Refused, Unavailable
-from headrace.file_lock import locked
 from headrace.identity import certificates
 from headrace.identity.authority import open_authority
 from headrace.identity.peers import PeerName, PeerRole

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.pserver.feed.table_changes import PresentRows, TableDelta
-from headrace.trainer.replica.feed_merge import merge_steps
+from headrace.trainer.replica.feed_updates import merge_steps
 from headrace.trainer.replica.updates import TableUpdate
 
 KEYS = st.integers(0, 12)

@@ -12,11 +12,11 @@ from headrace.blob.blob_store import open_blobs
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unavailable
-from headrace.trainer.fence.fence_history import FenceHistory
 from headrace.trainer.fence.fence_records import (
     FenceClaim,
     FenceCommit,
     FenceDamaged,
+    FenceHistory,
     FenceLine,
     FenceRecord,
     FenceRetirement,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from headrace.deadline import Deadline
-from headrace.file_lock import locked
+from headrace.durable import locked
 from headrace.service.jobs import launcher_process
 from headrace.service.jobs.decisions import ObservedState
 from headrace.service.jobs.folder import Assignment, FolderDamaged, JobFolder, LauncherProcess

@@ -23,7 +23,7 @@ from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits, problems_of, read_commit
 from headrace.trainer.exports.destination import ExportTooNew, ParentMissing
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection
-from headrace.trainer.importing import initial_rows, paddle_source
+from headrace.trainer.importing import first_commit, paddle_source
 from headrace.trainer.importing.selection import choose_tensors, parse_slots
 from tests.fakes.exports import GROUPS, write_export
 from tests.integration.stream_job import write_job
@@ -121,7 +121,7 @@ def test_rows_get_a_fresh_state_and_a_version_that_no_pass_has(tmp_path, job_of)
     job = job_of("tables.default.optimizer.kind='adagrad'", "tables.default.optimizer.initial=0.25")
     import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     words = words_of(job, tmp_path)[key_of_reference(1, GROUPS["a"])]
-    assert words[:HEAD].tolist() == [GROUPS["a"], initial_rows.VERSION, 0, 0, 0]
+    assert words[:HEAD].tolist() == [GROUPS["a"], first_commit.VERSION, 0, 0, 0]
     assert words[HEAD:].view(np.float32).tolist() == [*ROWS["a", 1], 0.25, 0.25]
 
 
@@ -306,7 +306,7 @@ def test_a_save_of_paddle_is_read(tmp_path, job_of):
     weight, *rest = found["b", 12]
     assert weight == -0.5 and 0 < max(map(abs, rest)) <= 0.01, "a row without a vector begins with an initial one"
     words = words_of(job, tmp_path)[key_of_reference(11, GROUPS["a"])]
-    assert words[:2].tolist() == [GROUPS["a"], initial_rows.VERSION]
+    assert words[:2].tolist() == [GROUPS["a"], first_commit.VERSION]
     assert words[2:HEAD].view(np.float32).tolist() == [2.5, 1.25, 0.5]
 
 
@@ -529,7 +529,7 @@ def test_tensors_are_chosen_by_name_and_shape():
 
 
 def test_the_maker_takes_rows_of_a_table_without_weights():
-    maker = initial_rows.RowMaker("t", TableSection(dim=2, first_order=False), {}, 1)
+    maker = first_commit.RowMaker("t", TableSection(dim=2, first_order=False), {}, 1)
     assert maker.num_words == HEAD + 2 + 2
 
 

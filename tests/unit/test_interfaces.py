@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace import interfaces
+from headrace import address
+from headrace.address import address_of
 from headrace.errors import SpecError
-from headrace.interfaces import address_of
 
 TABLE = """\
 00000000000000000000000000000001 01 80 10 80       lo
@@ -18,7 +18,7 @@ fe8000000000000000fc00fffe000002 05 40 20 80    test1
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     (tmp_path / "if_inet6").write_text(TABLE)
-    monkeypatch.setattr(interfaces, "_IPV6", tmp_path / "if_inet6")
+    monkeypatch.setattr(address, "_IPV6", tmp_path / "if_inet6")
     return tmp_path / "if_inet6"
 
 

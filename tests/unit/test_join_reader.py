@@ -19,8 +19,7 @@ from headrace.dataset.spec.source_set import SourceSet
 from headrace.deadline import Deadline
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.embedded import EmbeddedShards
-from headrace.trainer.features.join_events import too_long_text
-from headrace.trainer.features.join_reader import JoinReader
+from headrace.trainer.features.join_reader import JoinReader, too_long_text
 from headrace.trainer.spec.join_tables import join_tables, windows_of
 from headrace.trainer.train.losses import fake_negative_weights
 

@@ -22,7 +22,7 @@ from headrace.errors import SpecError, Unavailable
 from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.retry import Backoff
 from headrace.rpc.role import RoleClient
-from headrace.service.cluster import job_runner, restarts
+from headrace.service.cluster import job_runner, supervision
 from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.fetched_commits import HeadReplaced
 from headrace.service.cluster.forkserver import ForkingStarter
@@ -417,7 +417,7 @@ def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
 
 def test_a_stop_between_generations_ends_well(world, monkeypatch):
     """It ends at once, although the pause is ten seconds."""
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", restarts.MAX_PAUSE_S)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", supervision.MAX_PAUSE_S)
     died = [["note_pid"], ["kill_self", 9]]
     launcher = world.make([], [died], max_restarts=1000)
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import DeadlineExceeded
-from headrace.file_lock import locked
 
 
 def test_a_held_lock_is_awaited_until_the_deadline_and_the_error_names_it(tmp_path):

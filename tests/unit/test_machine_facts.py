@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from headrace.errors import SpecError
-from headrace.http.health import health_served
+from headrace.http.open_pages import health_served
 from headrace.service.cluster.machine import MACHINE, cores_here, machine_id
 from headrace.service.server.foreground_run import metrics_served
 from headrace.trainer.job_status import Status

@@ -13,12 +13,12 @@ from headrace.identity import certificates
 from headrace.identity.authority import open_authority
 from headrace.identity.certificates import LIFETIME, draw_key, load, name_of, signing_request
 from headrace.identity.peers import PeerRole
-from headrace.inputs import digests, head_sizes
 from headrace.rpc import rendezvous
 from headrace.rpc.rendezvous import Member, RendezvousClient
 from headrace.service.cluster.meeting import Meeting, Roll
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 from headrace.service.monitor.alarms import Alarm, alarms
+from headrace.shared_folder import digests, head_sizes
 from headrace.trainer.job_status import Status, read
 from tests.fakes.rendezvous import RendezvousHere
 

@@ -18,9 +18,8 @@ from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseAdam, DenseSection
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import tables_of
-from headrace.trainer.features.micro_batches import micro_batches
 from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling
-from headrace.trainer.features.training_batches import BatchMaker, own_figures, step_weights
+from headrace.trainer.features.training_batches import BatchMaker, micro_batches, own_figures, step_weights
 from headrace.trainer.train.step import Stepper
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import HeadraceError, NotYet, SpecError
-from headrace.file_lock import locked
 from headrace.keys import sign_of_text
 from headrace.rpc.job_client import JobClient, NotRunning, Unfinished
 from headrace.rpc.role import serve_role

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
-from headrace.file_lock import locked
 from headrace.rpc.job_client import JobClient, NotRunning
 from headrace.rpc.role import serve_role
 from headrace.service.history.commit_request import make_commit, request_commit

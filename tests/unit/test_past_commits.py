@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import HeadraceError, SpecError
-from headrace.file_lock import locked
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.service.cli import commit_output
 from headrace.service.history import commit_list as work

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import HeadraceError, SpecError
-from headrace.file_lock import locked
 from headrace.service.history.rewind import format_rewound, format_skipped, rewind_job, skip_job
 from headrace.service.spec.job import LoadedJob, load_job
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits

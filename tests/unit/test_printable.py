@@ -14,6 +14,7 @@ from rich.console import Console
 from headrace import logs
 from headrace.errors import HeadraceError
 from headrace.lifecycle import exit_code_of
+from headrace.logs import StderrLog
 from headrace.printable import print_printable, printable
 from headrace.service.cli import service_commands
 from headrace.service.cluster.local import LocalWorker
@@ -21,7 +22,6 @@ from headrace.service.monitor.alarms import alarms
 from headrace.service.monitor.display import LiveShow, render
 from headrace.service.monitor.lines import status_changes
 from headrace.service.monitor.shows import PlainShow
-from headrace.stderr import StderrLog
 from headrace.trainer.job_status import Status, read
 
 TITLE = "\x1b]0;owned\x07"

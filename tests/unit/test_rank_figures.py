@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.pserver.protocol.shards import ShardFigures
 from headrace.traffic import LinkTraffic, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
-from headrace.trainer.collectives.collective_waits import KINDS, CollectiveWaits
+from headrace.trainer.collectives.ranks import KINDS, CollectiveWaits
 from headrace.trainer.job_status import Status
 from headrace.trainer.status.rank_figures import RECENT_PASSES, RankFigures
 from headrace.trainer.status.straggler import NO_REASON, WaitTotals, straggler

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.service.cluster.ray_resources import GIB, Node, WorkerNeeds, missing
+from headrace.service.cluster.ray_launcher import GIB, Node, WorkerNeeds, missing
 from headrace.service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 
 HERE, AT = "10.0.0.1", "10.0.0.1:6379"

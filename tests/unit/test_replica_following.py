@@ -15,9 +15,8 @@ from headrace.retry import Backoff
 from headrace.trainer.exports.destination import ExportUnusable
 from headrace.trainer.replica import export_updates, update_loop
 from headrace.trainer.replica.export_updates import ChainPlan, CurrentExport, ExportUpdates, parsed, plan
-from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.replica_state import ReplicaState, ServedVersion
 from headrace.trainer.replica.serving_model import golden_inputs
 from headrace.trainer.replica.update_loop import UpdateLoop
 from tests.fakes.served import Job

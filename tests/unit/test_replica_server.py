@@ -19,13 +19,12 @@ from headrace.errors import SpecError
 from headrace.trainer.replica import access, inference_handler, inference_messages
 from headrace.trainer.replica.access import RequestGate
 from headrace.trainer.replica.config import ReplicaConfig
-from headrace.trainer.replica.dense_graph import DenseGraph
 from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
-from headrace.trainer.replica.serving_model import ServingModel
+from headrace.trainer.replica.serving_model import DenseGraph, ServingModel
 from tests.fakes.served import Job, asked
 
 GOLDEN = Path(__file__).parents[1] / "golden"

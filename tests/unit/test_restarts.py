@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.service.cluster.restarts import MAX_PAUSE_S, Death, End, Restart, RestartLimits, decide
-from headrace.service.cluster.supervision import RunOutcome, outcome_of_death
+from headrace.service.cluster.supervision import (
+    MAX_PAUSE_S,
+    Death,
+    End,
+    Restart,
+    RestartLimits,
+    RunOutcome,
+    decide,
+    outcome_of_death,
+)
 
 LIMITS = RestartLimits(max_restarts=3, window_s=100)
 KILLED = outcome_of_death("shard-0", -9)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.rpc import shared_memory
-from headrace.rpc.shared_memory import HALF_BYTES, HEAD_BYTES, MemoryOffer, SharedMemory, number_of
+from headrace.rpc import data_sockets
+from headrace.rpc.data_sockets import HALF_BYTES, HEAD_BYTES, MemoryOffer, SharedMemory, number_of
 
 SIZE = HEAD_BYTES + 2 * HALF_BYTES
 
@@ -77,11 +77,11 @@ def test_bytes_that_tell_no_places_are_refused(given):
         assert (number_of(memoryview(given)) is None) == (len(given) % 16 != 8)
         with pytest.raises(ValueError, match="another memory"):
             peer.frames_at(memoryview(given))
-        many = struct.pack("<Q", owner.number) + bytes(16 * (shared_memory.MAX_PLACES + 1))
+        many = struct.pack("<Q", owner.number) + bytes(16 * (data_sockets.MAX_PLACES + 1))
         assert number_of(memoryview(many)) is None
 
 
-def memfd(size=SIZE, seals=shared_memory.SEALS, number=5):
+def memfd(size=SIZE, seals=data_sockets.SEALS, number=5):
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     os.pwrite(descriptor, struct.pack("<Q", number), 0)
@@ -121,7 +121,7 @@ def test_a_memory_that_is_no_more_offered_cannot_be_opened():
 
 OWNER = """
 import sys
-from headrace.rpc.shared_memory import SharedMemory
+from headrace.rpc.data_sockets import SharedMemory
 memory = SharedMemory.create()
 array = memory.empty(4)
 array[:] = 3

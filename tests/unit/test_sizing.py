@@ -18,10 +18,26 @@ from headrace.pserver.config import CountEntry, ProbabilityEntry, TableSection
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import RowArrays
 from headrace.service.sizing import stream_facts
-from headrace.service.sizing.id_growth import MOST_DOUBT, IdCurve, backtest, factor_of_doubt, sample_for
-from headrace.service.sizing.job_size import Demand, size_job, table_needs, width_of
-from headrace.service.sizing.size_text import format_size, how_sure, in_bytes, size_message
-from headrace.service.sizing.stream_facts import SlotIds, StreamFacts, admitted
+from headrace.service.sizing.job_size import (
+    Demand,
+    format_size,
+    how_sure,
+    in_bytes,
+    size_job,
+    size_message,
+    table_needs,
+    width_of,
+)
+from headrace.service.sizing.stream_facts import (
+    MOST_DOUBT,
+    IdCurve,
+    SlotIds,
+    StreamFacts,
+    admitted,
+    backtest,
+    factor_of_doubt,
+    sample_for,
+)
 from headrace.service.sizing.training_facts import ProcessCost, TrainingFacts
 from headrace.service.spec.job import Job
 

@@ -9,8 +9,8 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.service.predict.slot_worth import format_losses, measure
-from headrace.trainer.predict.slot_shuffle import check_shuffled, shuffled
+from headrace.service.predict.prediction import format_losses, measure
+from headrace.trainer.predict.fixed_batches import check_shuffled, shuffled
 
 SLOTS = [SparseSlot(name="ids", weighted=True), DenseSlot(kind="dense", name="price"), MetaSlot(kind="meta", name="y")]
 

@@ -16,7 +16,7 @@ from headrace.service.cli import main
 from headrace.service.proposals.event_sample import EventSample
 from headrace.service.proposals.field_facts import MAX_CHILDREN, observe_events
 from headrace.service.proposals.field_roles import FieldRole, decide, find_label
-from headrace.service.proposals.inference import infer_job
+from headrace.service.proposals.job_text import infer_job
 from headrace.service.spec.job import job_of
 
 

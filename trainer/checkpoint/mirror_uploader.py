@@ -12,8 +12,8 @@ from pathlib import Path
 
 from headrace.blob.signature import UNSIGNED, Signature
 from headrace.deadline import Deadline
+from headrace.durable import locked
 from headrace.errors import HeadraceError
-from headrace.file_lock import locked
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.checkpoint.mirror import Mirror
 from headrace.trainer.job_status import MirrorStatus

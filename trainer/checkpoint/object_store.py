@@ -28,7 +28,7 @@ from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import StoreDamaged
 from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest, uploads_of
 from headrace.trainer.checkpoint.mirror_catalog import opened
-from headrace.trainer.fence.fence_history import FenceHistory
+from headrace.trainer.fence.fence_records import FenceHistory
 from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
 from headrace.trainer.fence.fenced_log import is_ours, prepare
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from headrace import documents
 from headrace.codec import typed
 from headrace.deadline import Deadline
-from headrace.durable import REAL
+from headrace.durable import REAL, locked
 from headrace.errors import HeadraceError, SpecError
-from headrace.file_lock import locked
 from headrace.trainer.checkpoint.commits import Commit, order_of
 from headrace.trainer.fence.fenced_log import LOG_ID, log_id_in
 from headrace.trainer.journal.job_history import JobHistory

@@ -9,10 +9,9 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed has them without types
 
-from headrace.address import format_address, parse_address
+from headrace.address import address_of, format_address, parse_address
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
-from headrace.interfaces import address_of
 from headrace.rpc.rendezvous import RendezvousClient
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,9 +24,87 @@ from headrace import documents
 from headrace.errors import Unavailable
 from headrace.traffic import Links, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
-from headrace.trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
-from headrace.trainer.collectives.rank_slices import BUCKET_FLOATS, RankSlices
 from headrace.trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, WholeSteps
+
+# Sums of which each rank gets a slice, and slices brought together: collectives of groups of trainers.
+#
+# Ranks form groups of equal size, of neighbours in rank order: with groups of 2, ranks 0 and 1 are one. A tensor has as
+# many equal slices as a group has ranks; rank r owns slice r modulo the size, so each slice has one owner in every
+# group.
+
+BUCKET_FLOATS = 1 << 20
+"""Floats in one all-reduce. This is fixed because it determines the order of sums."""
+
+
+class _Together(NamedTuple):
+    """Some ranks, and torch's group of them; None is torch's group of all."""
+
+    members: Sequence[int]
+    process_group: dist.ProcessGroup | None
+
+
+class RankSlices:
+    """The groups of one size, as one rank sees them. Every rank makes one, at the same point."""
+
+    def __init__(self, rank: int, world: int, size: int, traffic: CollectiveTraffic, wait_s: float) -> None:
+        """`size` divides `world`. `wait_s`: longest time of a collective."""
+        self._rank, self._size, self._traffic = rank, size, traffic
+        groups = [range(first, first + size) for first in range(0, world, size)]
+        owners = [range(number, world, size) for number in range(size)]
+        self._group = _party_of(rank, world, groups, wait_s)
+        self._owners = _party_of(rank, world, owners, wait_s)
+        """The ranks that own this rank's slice."""
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's slice: a view."""
+        return flat.view(self._size, -1)[self._rank % self._size]
+
+    def reduce_scatter(self, flat: Tensor) -> tuple[Sequence[dist.Work], Callable[[], None]]:
+        """Begin to sum a flat tensor over all ranks. The calls to wait for; then what is left to do.
+
+        Gloo has a reduce-scatter, but its order of sums is not documented. So each rank gets its slice from every rank
+        of its group, and adds them in rank order; these bytes are as few. Groups are added by a ring.
+        """
+        if self._size == 1:
+            return [], lambda: self._add_groups(flat)
+        parts = torch.empty_like(flat)
+        work = dist.all_to_all_single(parts, flat, group=self._group.process_group, async_op=True)
+        assert work is not None, "this rank is in the group"
+        self._traffic.all_to_all(flat.nbytes, self._group.members)
+        return [work], lambda: self._add(parts.view(self._size, -1), self.own(flat))
+
+    def _add(self, parts_GN: Tensor, total_N: Tensor) -> None:
+        torch.add(parts_GN[0], parts_GN[1], out=total_N)
+        for part_N in parts_GN[2:]:
+            total_N.add_(part_N)
+        self._add_groups(total_N)
+
+    def _add_groups(self, total: Tensor) -> None:
+        if len(self._owners.members) > 1:
+            for bucket in torch.split(total, BUCKET_FLOATS):
+                dist.all_reduce(bucket, group=self._owners.process_group)
+            self._traffic.all_reduce(total.nbytes, self._owners.members)
+
+    def all_gather(self, flat: Tensor) -> None:
+        """Fill all slices of a flat tensor, each from its owner in this rank's group."""
+        if self._size > 1:
+            own = self.own(flat)
+            dist.all_gather_into_tensor(flat, own, group=self._group.process_group)
+            self._traffic.all_gather(own.nbytes, self._group.members)
+
+
+def _party_of(rank: int, world: int, parties: Sequence[Sequence[int]], wait_s: float) -> _Together:
+    """The party of this rank. Collective: every rank makes the groups of all parties, in the same order."""
+    found, wait = _Together([rank], None), timedelta(seconds=wait_s)
+    for members in parties:
+        if len(members) == 1:
+            continue
+        made = None if len(members) == world else dist.new_group(list(members), timeout=wait)
+        if rank in members:
+            assert made is None or isinstance(made, dist.ProcessGroup), "this rank is in the group"
+            found = _Together(members, made)
+    return found
+
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
@@ -415,3 +493,42 @@ def on_rank_0(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
         result = doing.result()
     ranks.broadcast({})
     return result
+
+
+# How long ranks waited for each other in collectives, without a common clock.
+#
+# All ranks leave a collective at about the same time, so the rank that waits least is the last to come, and the others
+# wait longer by what it is late. Each rank brings its waits to the next sum of floats; so all ranks know all waits, for
+# a few bytes a step. These are figures for operators; nothing is decided by them.
+
+F64 = NDArray[np.float64]
+
+ALL_REDUCE = "all_reduce"
+KINDS = ("sum_floats", ALL_REDUCE, "sum")
+"""Collectives of a step, by their names in trainer.collectives.ranks; at most one call of each in a step."""
+
+
+class CollectiveWaits:
+    """The waits of all ranks since the start. One thread counts, any thread reads `waited_s`."""
+
+    def __init__(self, world: int) -> None:
+        self._mine = dict.fromkeys(KINDS, 0.0)
+        self.waited_s = np.zeros((world, world))
+        """[r, q]: seconds that rank r waited for rank q, the last one."""
+
+    def add(self, kind: str, seconds: float) -> None:
+        """This rank was in a collective for so long."""
+        if kind in self._mine:
+            self._mine[kind] += seconds
+
+    def bring(self) -> F64:
+        """(kinds,) the waits since the last call."""
+        brought = np.array(list(self._mine.values()))
+        self._mine = dict.fromkeys(KINDS, 0.0)
+        return brought
+
+    def heard(self, waits_RK: F64) -> None:
+        """The waits of all ranks, by kind."""
+        for kind in range(len(KINDS)):
+            last = int(np.argmin(waits_RK[:, kind]))
+            self.waited_s[:, last] += waits_RK[:, kind] - waits_RK[last, kind]

@@ -21,10 +21,9 @@ import pyarrow as pa
 from headrace import documents
 from headrace.config import validate
 from headrace.deadline import Deadline
-from headrace.durable import writing
+from headrace.durable import locked, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import Failpoint, arm
-from headrace.file_lock import locked
 from headrace.lifecycle import run_to_end
 from headrace.trainer.exports.export_settings import STAGES
 from headrace.trainer.exports.exporter import export

@@ -40,7 +40,7 @@ from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.statistic_files import write_statistics
-from headrace.trainer.fence.fence_history import timeline_number
+from headrace.trainer.fence.fence_records import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
 """Failures that would repeat at every try."""

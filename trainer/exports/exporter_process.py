@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from headrace import documents
 from headrace.deadline import Deadline
 from headrace.failpoints import LAST_WORDS
+from headrace.logs import StderrLog
 from headrace.process import ChildProcess
-from headrace.stderr import StderrLog
 from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 
 GRACE_S = 15.0

@@ -16,15 +16,18 @@ from headrace.blob.blob_store import BlobStore
 from headrace.blob.signature import UNSIGNED, Signature, WrongSignature
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError, Unavailable
-from headrace.trainer.fence.fence_history import FenceHistory, Verdict, judge, start_of
 from headrace.trainer.fence.fence_records import (
     FenceClaim,
     FenceCommit,
     FenceContent,
     FenceDamaged,
+    FenceHistory,
     FenceRecord,
+    Verdict,
     decode,
     encode,
+    judge,
+    start_of,
 )
 from headrace.trainer.journal.log import Superseded
 

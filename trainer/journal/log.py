@@ -15,10 +15,9 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self, assert_never
 
 from headrace.deadline import Deadline
-from headrace.durable import NO_ROOM, REAL, UNFINISHED, Disk, unfinished_name
+from headrace.durable import NO_ROOM, REAL, UNFINISHED, Disk, locked, unfinished_name
 from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
 from headrace.failpoints import Failpoint, failpoint
-from headrace.file_lock import locked
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log_file import (
     AnyRecord,

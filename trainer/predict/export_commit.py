@@ -16,9 +16,8 @@ from headrace.trainer.exports.memory_files import has_memory, memories_of, repla
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.reader import Export, chain_of, open_export
 from headrace.trainer.importing.export_source import ExportSource
-from headrace.trainer.importing.first_commit import make_first_commit
+from headrace.trainer.importing.first_commit import RememberedRows, make_first_commit
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection
-from headrace.trainer.importing.table_stores import RememberedRows
 from headrace.trainer.spec.history_tables import history_tables
 
 

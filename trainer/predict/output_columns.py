@@ -21,7 +21,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.errors import SpecError
 from headrace.trainer.config import TaskSection, TrainerJob
 from headrace.trainer.predict.config import TIMES, PredictionRequest
-from headrace.trainer.predict.slot_shuffle import check_shuffled
+from headrace.trainer.predict.fixed_batches import check_shuffled
 from headrace.validation import nearest
 
 PREDICTION, LABEL, WEIGHT = "prediction.", "label.", ".weight"

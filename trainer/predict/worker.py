@@ -39,13 +39,12 @@ from headrace.trainer.metrics.observed import ids_of
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.predict.background import CpuLimit
 from headrace.trainer.predict.config import PredictWorker
-from headrace.trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_samples
+from headrace.trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_samples, shuffled
 from headrace.trainer.predict.metric_inputs import metric_table, targets_of
 from headrace.trainer.predict.output_columns import OutputColumns, SampleNumbers
 from headrace.trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
 from headrace.trainer.predict.prediction_plan import PredictionPlan, open_input, source_config
 from headrace.trainer.predict.predictor import BatchOutputs, Predictor
-from headrace.trainer.predict.slot_shuffle import shuffled
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.train.device import set_up_torch
 

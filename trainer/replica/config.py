@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 from headrace.address import is_loopback, parse_address
 from headrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
 from headrace.errors import SpecError
-from headrace.http.tls import check_tls
+from headrace.http.listening import check_tls
 
 
 class ReplicaConfig(Section):

@@ -32,7 +32,7 @@ from headrace.trainer.exports.reader import (
     state_at,
 )
 from headrace.trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
-from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.replica_state import ServedVersion
 from headrace.trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
 ONNX, GOLDEN = "dense.onnx", "golden.parquet"

@@ -2,29 +2,71 @@
 
 A version is returned once every shard and rank 0 have sent all of it. Of several versions of a key the newest counts. A
 base is read while training goes on, and changes during that time are sent again; so the first version that every part
-sends after its base is exact. trainer.replica.feed_address finds the feed; trainer.replica.feed_merge merges parts.
+sends after its base is exact. trainer.replica.feed_address finds the feed; trainer.replica.feed_updates merges parts.
 
 When a part of the feed breaks, all of it is closed. The next call subscribes again from the version returned last: the
 job then sends what changed since, or everything where it does not know that any more.
 """
 
+import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Unavailable
-from headrace.pserver.feed.feed_client import FeedStream
+from headrace.keys import are_among, unique_keys
+from headrace.pserver.feed.feed_client import FeedStream, FeedTooSlow
 from headrace.pserver.feed.feed_messages import FeedMessage
-from headrace.pserver.feed.table_changes import TableDelta
+from headrace.pserver.feed.table_changes import PresentRows, TableDelta
 from headrace.pserver.proto import feed_pb2 as pb
+from headrace.retry import Backoff
+from headrace.trainer.replica.export_updates import ExportUpdates
 from headrace.trainer.replica.feed_address import FeedAddress, Find
-from headrace.trainer.replica.feed_merge import merge_steps
-from headrace.trainer.replica.updates import ReplicaUpdate, TableUpdate
+from headrace.trainer.replica.replica_state import ServedVersion
+from headrace.trainer.replica.updates import U64, ReplicaRows, ReplicaUpdate, ReplicaUpdates, TableUpdate
 from headrace.trainer.status.freshness import EventTimes
+
+# Merges the changes of several versions of one table: of each key the newest counts.
+#
+# Pure. Different shards have different keys, so the changes of each shard are merged separately.
+#
+# Shapes: U keys of a part, S keys seen in newer parts.
+
+NONE = np.empty(0, np.uint64)
+
+
+def merge_steps(steps: Sequence[Sequence[TableDelta]], *, whole: bool) -> TableUpdate:
+    """Merge one shard's steps, oldest first, each in parts. Within a step a row overrides a deletion of its key.
+
+    The last part of a step that has a key counts. `whole`: the replica has no earlier rows, so no deletions are needed.
+    """
+    rows: list[list[ReplicaRows]] = []
+    gone: list[U64] = [NONE]
+    seen_S = NONE
+    for number, step in reversed(list(enumerate(steps))):
+        rows.append([_without(part.rows, seen_S) for part in step])
+        if whole and not number:
+            break  # the base, which is large: nothing is older
+        keys_U = unique_keys(seen_S, *(part.rows.keys_P for part in step))
+        gone_U = unique_keys(NONE, *(part.gone_U for part in step))
+        gone.append(gone_U[~are_among(gone_U, keys_U)])
+        seen_S = unique_keys(keys_U, gone_U)
+    kept = tuple(each for step in reversed(rows) for each in step if len(each.keys_U))
+    return TableUpdate(kept, NONE if whole else np.concatenate(gone))
+
+
+def _without(present: PresentRows, seen_S: U64) -> ReplicaRows:
+    """Rows of keys that are not among `seen_S`."""
+    if not len(seen_S):
+        return ReplicaRows(present.keys_P, present.group_P, present.rows_PD)
+    fresh_U = ~are_among(present.keys_P, seen_S)
+    return ReplicaRows(present.keys_P[fresh_U], present.group_P[fresh_U], present.rows_PD[fresh_U])
+
 
 RANK0 = -1
 """Number of rank 0 among the numbers of shards."""
@@ -306,3 +348,118 @@ def _tables(
     for name in sorted({*names, *(table for shard in sent for step in shard for table in step)}):
         parts = [merge_steps([step.get(name, []) for step in shard], whole=whole) for shard in sent]
         yield name, TableUpdate.joined(parts)
+
+
+PAUSES = Backoff((10.0, 30.0, 60.0, 120.0, 300.0, 600.0), endless=True)
+"""How long exports are followed before the feed is tried again: longer each time that it was in vain."""
+ANY_GENERATION = 0
+"""Generation of a committed version: the workers that follow do not make it again."""
+
+log = logging.getLogger(__name__)
+
+
+class PositionedFeed(ReplicaUpdates, Protocol):
+    """A feed that knows its last version: see trainer.replica.feed_updates.FeedUpdates."""
+
+    held: FeedPosition | None
+
+
+class FeedWithExports:
+    """The live feed, and exports for a replica that is too slow for it: a ReplicaSource.
+
+    A feed disconnects a replica for which too much waits. To subscribe again at once would often end in the same way:
+    the job changes more than the link carries. An export holds each changed row once and waits for nobody. So the
+    replica takes the newest export instead, then newer ones, and tries the feed again after a while, from the version
+    that it has.
+    """
+
+    def __init__(
+        self,
+        open_feed: Callable[[FeedPosition | None], PositionedFeed],
+        exports: ExportUpdates,
+        pauses: Backoff = PAUSES,
+    ) -> None:
+        """`open_feed` follows the feed from a version on; None: from nothing."""
+        self._open_feed, self._exports, self._pauses = open_feed, exports, pauses
+        self._lock, self._closed = threading.Lock(), False
+        self._held: FeedPosition | None = None
+        """The version returned last, where the feed can go on from it."""
+        self._newest: ServedVersion | None = None
+        """The version returned last."""
+        self._num_drops = 0
+        """How often in a row the feed was tried in vain."""
+        self._pause = Deadline.after(0)
+        self._feed: PositionedFeed | None = open_feed(None)
+        """None: exports are followed."""
+
+    def next(self, deadline: Deadline) -> ReplicaUpdate | None:
+        """See ReplicaUpdates. Raises FeedTooSlow once when the feed has disconnected the replica."""
+        if self._feed is None:
+            if (update := self._from_exports(deadline)) is not None or not self._pause.passed():
+                return update
+            self._follow_feed()
+        return self._from_feed(deadline)
+
+    def _from_feed(self, deadline: Deadline) -> ReplicaUpdate | None:
+        feed = self._feed
+        assert feed is not None, "followed"
+        try:
+            update = feed.next(deadline)
+        except FeedTooSlow:
+            self._follow_exports()
+            raise
+        if update is not None:
+            self._num_drops, self._held = 0, feed.held
+            self._newest = ServedVersion(update.job, update.timeline, update.version)
+        return update
+
+    def _from_exports(self, deadline: Deadline) -> ReplicaUpdate | None:
+        """The newest export, if it is newer than the version returned last."""
+        try:
+            update = self._exports.next(Deadline.after(min(deadline.left_s(), self._pause.left_s())))
+        except Unavailable:
+            if self._pause.passed():
+                return None
+            raise
+        if update is not None:
+            self._newest = ServedVersion(update.job, update.timeline, update.version)
+            self._held = FeedPosition(update.timeline, ANY_GENERATION, update.version) if update.exact else None
+        return update
+
+    def _follow_exports(self) -> None:
+        """The changes since the last export are not known any more, so the next one is read with its whole chain."""
+        self._num_drops += 1
+        pause_s = self._pauses.pause_s(self._num_drops)
+        self._pause = Deadline.after(pause_s)
+        log.warning("too slow for the live feed: following the exports, and the feed again in %.0f s", pause_s)
+        self._exports.resume(None)
+        self._exports.newer_than = self._newest
+        with self._lock:
+            feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+
+    def _follow_feed(self) -> None:
+        log.info("following the live feed again")
+        with self._lock:
+            self._feed = self._open_feed(self._held)
+            if self._closed:
+                self._feed.close()
+
+    def resume(self, served: ServedVersion | None) -> None:
+        """See ReplicaSource: a feed begins with a whole update."""
+        if self._feed is None:
+            self._exports.resume(served)
+            self._held = None
+            return
+        self._feed.close()
+        self._held = None
+        self._follow_feed()
+
+    def close(self) -> None:
+        """See ReplicaUpdates."""
+        with self._lock:
+            self._closed, feed = True, self._feed
+        self._exports.close()
+        if feed is not None:
+            feed.close()

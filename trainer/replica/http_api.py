@@ -28,7 +28,6 @@ from headrace.trainer.replica.access import RequestGate
 from headrace.trainer.replica.config import ReplicaConfig
 from headrace.trainer.replica.content_coding import LEVEL, MIN_BYTES
 from headrace.trainer.replica.inference_handler import InferenceHandler, check_name, refusal_of
-from headrace.trainer.replica.kept_versions import KeptVersion
 from headrace.trainer.replica.model_documents import (
     configuration,
     model_metadata,
@@ -37,7 +36,7 @@ from headrace.trainer.replica.model_documents import (
 )
 from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, ErrorAnswer, body_of, described, document, errors
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.replica_state import KeptVersion, ReplicaState
 from headrace.trainer.replica.update_loop import UpdateLoop
 
 LOADING = "this replica serves one model and takes its versions from a job; see rollback and follow"

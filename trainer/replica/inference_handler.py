@@ -20,7 +20,6 @@ from headrace.errors import BadInput, HeadraceError
 from headrace.http.front_door import MAX_DIGITS
 from headrace.trainer.replica.access import JSON_CONTENT, send_answer, send_error
 from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
-from headrace.trainer.replica.filled_inputs import MemoryMissing
 from headrace.trainer.replica.inference_messages import (
     InferenceResult,
     RequestReader,
@@ -32,6 +31,7 @@ from headrace.trainer.replica.inference_statistics import Durations, InferenceSt
 from headrace.trainer.replica.inference_tensors import InvalidInference
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
+from headrace.trainer.replica.serving_model import MemoryMissing
 
 INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that they do not delay short ones."""

@@ -9,8 +9,7 @@ from typing import Any
 import headrace
 from headrace.trainer.replica.inference_messages import WEIGHT
 from headrace.trainer.replica.inference_tensors import TEXT
-from headrace.trainer.replica.kept_versions import KeptVersion
-from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.replica_state import KeptVersion, ReplicaState
 from headrace.trainer.replica.serving_model import ServingModel
 
 PLATFORM = "headrace_onnx"

@@ -12,20 +12,18 @@ import pyarrow as pa
 from prometheus_client import disable_created_metrics
 
 from headrace.deadline import Deadline
-from headrace.http.health import health_served
 from headrace.http.listening import Listener, listen
+from headrace.http.open_pages import health_served
 from headrace.lifecycle import stop_flag
 from headrace.trainer.replica import feed_address
 from headrace.trainer.replica.config import ReplicaConfig, read_token
 from headrace.trainer.replica.export_updates import ExportUpdates
-from headrace.trainer.replica.feed_catch_up import FeedWithExports
-from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.replica.feed_updates import FeedUpdates, FeedWithExports
 from headrace.trainer.replica.grpc_api import serving as grpc_serving
 from headrace.trainer.replica.http_api import gated, lacks, serving
 from headrace.trainer.replica.inference_handler import InferenceHandler
-from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.replica_state import ReplicaState, ServedVersion
 from headrace.trainer.replica.update_loop import ReplicaSource, UpdateLoop
 from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 

@@ -5,22 +5,112 @@ trainer.replica.inference_messages parses requests; trainer.replica.replica_stat
 Shapes: B samples, S slots of a table, N signs of a table in the order slot, sample, place; W floats of a row.
 """
 
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from headrace.dataset.features.served_events import ServedFeatures
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.samples.trim import trim
+from headrace.dataset.spec.config import SlotKind
 from headrace.errors import BadInput
+from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports import golden as goldens
 from headrace.trainer.exports.memory_files import memories_of, served_schema
+from headrace.trainer.exports.onnx_model import PREFIX, OnnxModel
+from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column
 from headrace.trainer.replica import pooling_kernels
-from headrace.trainer.replica.dense_graph import DenseGraph, Tensors
 from headrace.trainer.replica.replica_table import TableView
 from headrace.trainer.replica.updates import F32, U64
+
+# Runs the dense part of a model with its weights as inputs: the weights of a new version need no new session.
+#
+# To make a session takes milliseconds in which no other thread of a Python process runs. Weights as inputs cost a
+# request less than a microsecond. trainer.train.tracing makes the graph.
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+class DenseGraph:
+    """A dense part, ready to run. Any thread may run it."""
+
+    def __init__(self, content: bytes) -> None:
+        """`content`: an ONNX model, with or without its weights. Raises BadInput."""
+        try:
+            model = onnx.load_model_from_string(content)
+        except DecodeError as error:
+            raise BadInput(f"dense.onnx cannot be read: {error}") from error
+        kept, self._types = [], {}
+        given = {each.name for each in model.graph.input}
+        for each in model.graph.initializer:
+            if not each.name.startswith(PREFIX):
+                kept.append(each)
+                continue
+            self._types[each.name] = (onnx.helper.tensor_dtype_to_np_dtype(each.data_type), tuple(each.dims))
+            if each.name not in given:
+                model.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept)
+        self.content: bytes = model.SerializeToString(deterministic=True)
+        """The graph without weights: equal for all versions of one model."""
+        self._session: OnnxModel | None = None
+
+    def open(self) -> "DenseGraph":
+        """Make the session if there is none; return itself. Raises BadInput."""
+        self._session = self._session or OnnxModel(self.content)
+        return self
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Names of the inputs, without weights."""
+        assert self._session is not None
+        return frozenset(self._session.inputs) - frozenset(self._types)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        assert self._session is not None
+        return self._session.outputs
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all weight tensors."""
+        return sum(math.prod(shape) for _, shape in self._types.values())
+
+    @property
+    def widest(self) -> int:
+        """The longest side of a weight tensor: a layer has about so many numbers for each sample. At least 1."""
+        return max((side for _, shape in self._types.values() for side in shape), default=1) or 1
+
+    def weights(self, dense: Tensors) -> dict[str, NDArray[Any]]:
+        """The tensors of a version that the graph reads, by their names in the graph. Raises BadInput."""
+        found = {}
+        for name, (kind, shape) in self._types.items():
+            tensor = dense.get(name.removeprefix(PREFIX))
+            if tensor is None:
+                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is missing, and the model needs it")
+            if tensor.dtype != kind or tensor.shape != shape:
+                problem = f"{tensor.dtype}{list(tensor.shape)}; the traced model has it as {kind}{list(shape)}"
+                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is {problem}")
+            if not np.isfinite(tensor).all():
+                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} holds numbers that are not finite")
+            found[name] = np.ascontiguousarray(tensor)
+        return found
+
+    def run(self, feeds: Tensors) -> dict[str, NDArray[Any]]:
+        """(B,) predictions by task; `feeds` are inputs and weights. Raises BadInput."""
+        assert self._session is not None
+        return dict(self._session.run(feeds))
+
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -57,7 +147,7 @@ class InferenceInputs:
     events: Sequence[int] | None = None
     """(B,) the event of each sample, where a request has raw events."""
     left_out: tuple[str, ...] = ()
-    """Slots that the job fills and the request lacks: trainer.replica.filled_inputs fills them."""
+    """Slots that the job fills and the request lacks: trainer.replica.serving_model fills them."""
     time_s_B: F64 | None = None
     """(B,) unix seconds at which windows of counters end; None: now."""
 
@@ -216,3 +306,83 @@ def _golden_signs(table: SlotLayout, samples: pa.Table, left_out: Sequence[str])
         weights.append(values.astype(np.float32))
     offset_SB1 = np.array(offsets, np.int64).reshape(len(table.slots), len(samples) + 1)
     return TableSigns(np.concatenate(signs).astype(np.uint64), offset_SB1, np.concatenate(weights))
+
+
+# Fills slots with histories and counters of the served version, where a request leaves them out.
+#
+# Shapes: B samples, U unique keys, D floats of a row; as in trainer.replica.serving_model.
+
+
+class MemoryMissing(BadInput):
+    """A request leaves out a slot, and the served version has no histories or counters for it."""
+
+
+def filled(
+    model: ServingModel, views: Mapping[str, TableView], inputs: InferenceInputs, memories: frozenset[str]
+) -> InferenceInputs:
+    """The inputs with all slots; `memories`: the tables of histories and counters in `views`. Raises MemoryMissing."""
+    if not inputs.left_out:
+        return inputs
+    samples, rows_of = _keyed_samples(model, inputs), _rows_from(views)
+    columns, dense = dict[str, Ragged](), dict(inputs.dense)
+    for name in inputs.left_out:
+        memory = model.memories[name]
+        if memory.table not in memories:
+            what = "signs" if memory.slot.kind is SlotKind.SPARSE else "values"
+            raise MemoryMissing(
+                f"input {name!r} is missing, and this version came without {memory.kind}: send its {what}"
+            )
+        if memory.slot.kind is SlotKind.SPARSE:
+            columns[name] = history_column(samples, memory.slot, model.schema, rows_of)
+        else:
+            dense[name] = counted_column(samples, memory.slot, model.schema, rows_of)
+    pairs = zip(model.tables, inputs.signs, strict=True)
+    return replace(inputs, signs=[_with(table, signs, columns) for table, signs in pairs], dense=dense, left_out=())
+
+
+def _keyed_samples(model: ServingModel, inputs: InferenceInputs) -> Samples:
+    """The sparse slots of a request. Without times, windows end now."""
+    sparse = {}
+    for table, signs in zip(model.tables, inputs.signs, strict=True):
+        for place, slot in enumerate(table.slots):
+            sparse[slot["name"]] = Ragged(*_of_slot(signs, place)[:2])
+    time_s_B = inputs.time_s_B
+    if time_s_B is None:
+        time_s_B = np.full(inputs.num_samples, time.time())
+    samples = Samples(sparse, {}, {}, np.arange(inputs.num_samples), time_s_B)
+    return trim(samples, model.schema, SlotCounters(model.schema))  # a key is the first sign that training keeps
+
+
+def _of_slot(signs: TableSigns, place: int) -> tuple[U64, np.ndarray, F32]:
+    """Signs, offsets from 0, and weights of one slot."""
+    offset_B1 = signs.offset_SB1[place]
+    begin, end = int(offset_B1[0]), int(offset_B1[-1])
+    return signs.sign_N[begin:end], offset_B1 - begin, signs.weight_N[begin:end]
+
+
+def _with(table: SlotLayout, signs: TableSigns, columns: Mapping[str, Ragged]) -> TableSigns:
+    """The signs of a table's slots, those of `columns` in their places."""
+    if not any(slot["name"] in columns for slot in table.slots):
+        return signs
+    parts, offsets, weights, begin = [np.empty(0, np.uint64)], [], [NO_WEIGHTS], 0
+    for place, slot in enumerate(table.slots):
+        sign_N, offset_B1, weight_N = _of_slot(signs, place)
+        if (column := columns.get(slot["name"])) is not None:
+            sign_N, offset_B1 = column.values_N, column.offset_B1
+            weight_N = np.ones(len(sign_N), np.float32) if len(signs.weight_N) else NO_WEIGHTS
+        parts.append(sign_N)
+        weights.append(weight_N)
+        offsets.append(offset_B1 + begin)
+        begin += len(sign_N)
+    return TableSigns(np.concatenate(parts), np.array(offsets, np.int64), np.concatenate(weights))
+
+
+def _rows_from(views: Mapping[str, TableView]) -> RowsOf:
+    def rows_of(table: str, _group: int, keys_U: U64) -> F32:
+        view, row_U = views[table], np.empty(len(keys_U), np.int32)
+        find(view.index_I, view.keys_R, keys_U, row_U)
+        rows_UD = np.zeros((len(keys_U), view.rows_RW.shape[1]), np.float32)
+        rows_UD[row_U != EMPTY] = view.rows_RW[row_U[row_U != EMPTY]]
+        return rows_UD
+
+    return rows_of

@@ -14,9 +14,8 @@ from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
 from headrace.pserver.feed.feed_client import FeedTooSlow
 from headrace.retry import Backoff
-from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused
+from headrace.trainer.replica.replica_state import ReplicaState, RollbackInForce, ServedVersion, UpdateRefused
 from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 
 TURN_S = 1.0

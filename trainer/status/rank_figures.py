@@ -2,7 +2,7 @@
 
 These figures are for operators and decide nothing.
 
-Waits come from collectives (trainer.collectives.collective_waits) and from pushes that shards hold until the last rank
+Waits come from collectives (trainer.collectives.ranks) and from pushes that shards hold until the last rank
 has pushed (pserver.server.data_server). A rank waits at all shards at once, so of their figures the largest counts.
 """
 

@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from headrace.address import LOOPBACK_INTERFACE
 from headrace.blob.signature import Signature
 from headrace.blob.store_address import parse
 from headrace.codec import plain
@@ -24,8 +25,6 @@ from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.failpoints import arm
 from headrace.identity.credentials import Identity
-from headrace.inputs import digests
-from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import PartStore
 from headrace.pserver.consistency.modes import policy_of
@@ -36,6 +35,7 @@ from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.rpc import refusals
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.secrets import with_secrets
+from headrace.shared_folder import digests
 from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
 from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.checkpoint.committer import Committer

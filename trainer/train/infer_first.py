@@ -15,8 +15,7 @@ from headrace.dataset.samples.batch import F32, Ragged
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.shards import Keys, Shards
 from headrace.trainer.config import MetricsSection
-from headrace.trainer.features.micro_batches import micro_batches
-from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
+from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, micro_batches, prepared
 from headrace.trainer.status.step_clock import StepClock, WaitsFor
 from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.step import StepFacts, Stepper

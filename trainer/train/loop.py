@@ -21,10 +21,15 @@ from headrace.timeline import Span, span, stepped
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.strategy import DenseStrategy
-from headrace.trainer.features.micro_batches import micro_batches
 from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.pooling import RowSums
-from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch, own_figures, step_weights
+from headrace.trainer.features.training_batches import (
+    BatchMaker,
+    TrainingBatch,
+    micro_batches,
+    own_figures,
+    step_weights,
+)
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.step_clock import WaitsFor
