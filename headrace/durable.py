@@ -70,54 +70,45 @@ class RealDisk:
     """The disk of this machine."""
 
     def create(self, path: Path) -> FileIO:
-        """See Disk. A file with a second name keeps its content."""
+        """A file with a second name keeps its content."""
         path.unlink(missing_ok=True)
         return FileIO(path, "ab")
 
     def open(self, path: Path) -> FileIO:
-        """See Disk."""
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return FileIO(path, "ab")
 
     def append(self, file: FileIO, data: bytes) -> None:
-        """See Disk."""
         left = memoryview(data)
         while left:
             left = left[os.write(file.fileno(), left) :]
 
     def truncate(self, file: FileIO, length: int) -> None:
-        """See Disk."""
         os.ftruncate(file.fileno(), length)
 
     def reserve(self, file: FileIO, length: int) -> bool:
-        """See Disk. Uses fallocate(2), on Linux."""
+        """Uses fallocate(2), on Linux."""
         if _fallocate is None:
             return False
         return _fallocate(file.fileno(), _KEEP_SIZE, os.fstat(file.fileno()).st_size, length) == 0
 
     def sync(self, file: FileIO) -> None:
-        """See Disk."""
         os.fsync(file.fileno())
 
     def rename(self, source: Path, target: Path) -> None:
-        """See Disk."""
         os.replace(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """See Disk."""
         os.link(source, target)
 
     def remove(self, path: Path) -> None:
-        """See Disk."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> None:
-        """See Disk."""
         path.mkdir(exist_ok=True)
 
     def sync_folder(self, path: Path) -> None:
-        """See Disk."""
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -209,7 +209,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> None:
-    """See module docstring."""
+    """Serve until the parent closes the socket."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the socket to the launcher")
     parser.add_argument("--preload", nargs="*", default=[], help="modules to import; requests are served after each")

@@ -46,7 +46,7 @@ def start(path: Path) -> None:
 
 
 def main() -> None:
-    """See module docstring."""
+    """Run the process."""
     worker_process.main(__doc__, start)
 
 

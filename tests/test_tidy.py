@@ -107,7 +107,7 @@ def test_classes_that_docstrings_name_exist(sources):
 
 def test_a_contract_is_told_once(sources):
     """A public class or method has a docstring, but for a method whose contract a base or protocol tells, and for the
-    only public class of a module, which the module's docstring describes."""
+    only public class of a module, which the module's docstring describes. No docstring begins with "See"."""
     classes = [node for each in sources for node in each.nodes if isinstance(node, ast.ClassDef)]
     bases = {name_of(base) for each in classes for base in each.bases}
     promised = {
@@ -128,6 +128,9 @@ def test_a_contract_is_told_once(sources):
             for method in methods(each):
                 if not method.name.startswith("_") and not ast.get_docstring(method) and method.name not in promised:
                     offences.append(f"{path}:{method.lineno} {each.name}.{method.name}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and (ast.get_docstring(node) or "").startswith("See "):
+                offences.append(f"{path}:{node.lineno} {node.name}: it only points elsewhere")
     assert not offences, "\n".join(offences)
 
 

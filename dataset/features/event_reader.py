@@ -32,5 +32,4 @@ class SchemaDecoder:
         self._reader, self._fields = reader, fields
 
     def decode(self, events: pa.BinaryArray) -> Decoded:
-        """See Decoder."""
         return decoded_of([self._reader.read(event) for event in events.to_pylist()], self._fields)

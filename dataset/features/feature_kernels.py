@@ -45,7 +45,7 @@ def hashed_reference(sign: int, num: int) -> int:
 
 @njit(nogil=True, cache=True)
 def hash_signs(sign_N, num, out_N):  # type: ignore[no-untyped-def]
-    """See `hashed_reference`."""
+    """`hashed_reference`, compiled."""
     for n in range(len(sign_N)):
         out_N[n] = mix(sign_N[n]) % np.uint64(num)
 

@@ -54,7 +54,7 @@ class RegistryDecoder:
         self._readers: OrderedDict[tuple[int, Place], EventReader] = OrderedDict()
 
     def decode(self, events: pa.BinaryArray) -> Decoded:
-        """See Decoder. An event whose schema cannot be used is rejected."""
+        """An event whose schema cannot be used is rejected."""
         unknown: dict[tuple[int, Place], Unreadable] = {}
         missing: list[str] = []
         rows = [self._read(event, unknown, missing) for event in events.to_pylist()]

@@ -70,7 +70,7 @@ class SchemaTexts(Protocol):
 
 
 class SchemaRegistry:
-    """See module docstring. One thread at a time may call it."""
+    """One thread at a time may call it."""
 
     def __init__(self, url: str, credentials: str | None = None, *, fetch_s: float = FETCH_S) -> None:
         """`credentials`: "user:password", or "Bearer TOKEN"."""
@@ -88,11 +88,9 @@ class SchemaRegistry:
         self._client = httpx.Client(headers=headers, auth=auth, timeout=fetch_s, trust_env=False, limits=limits)
 
     def schema(self, number: int) -> RegisteredSchema:
-        """See SchemaTexts."""
         return self._whole(self._path(number), self.name(number), Deadline.after(self._fetch_s))
 
     def name(self, number: int) -> str:
-        """See SchemaTexts."""
         return f"schema {number} of {self._url}{self._path(number)}"
 
     @staticmethod

@@ -87,7 +87,6 @@ class KeptFiles:
         self._full = False
 
     def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
-        """See KeptSegments."""
         whole = self._path(segment, whole=True)
         path = whole if whole.exists() else self._path(segment, whole=False)
         try:
@@ -102,7 +101,6 @@ class KeptFiles:
             return None
 
     def keep(self, segment: Segment, part: KeptSegment, *, again: bool) -> None:
-        """See KeptSegments."""
         if self._full:
             return
         data = self._file(part)

@@ -71,7 +71,6 @@ class MemorySegments:
         self._full = False
 
     def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
-        """See KeptSegments."""
         if again:
             return self._parts.get(_key(segment))
         part = self._parts.pop(_key(segment), None)
@@ -79,7 +78,6 @@ class MemorySegments:
         return part
 
     def keep(self, segment: Segment, part: KeptSegment, *, again: bool) -> None:
-        """See KeptSegments."""
         if not again:
             return
         if self.num_bytes + part.num_bytes > self._max_bytes:

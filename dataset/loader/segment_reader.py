@@ -171,11 +171,10 @@ class SegmentReader:
             num_lines += outcome.num_judged
 
     def partitions(self) -> Sequence[str]:
-        """See RejectingReader."""
         return [segment.partition for segment, _ in self._blocks]
 
     def reject(self, pass_number: int, samples: Sequence[RejectedSample], tally: PassTally) -> None:
-        """See RejectingReader. The events are read from the source again for their bytes, if these are kept."""
+        """The events are read from the source again for their bytes, if these are kept."""
         first = {(each.block, each.event): each for each in reversed(samples)}  # one rejection for each event
         chosen = [first[place] for place in sorted(first)]
         events: dict[tuple[str, int], bytes] = {}

@@ -46,11 +46,9 @@ class BucketTree:
         return self._address.text
 
     def begin(self, deadline: Deadline) -> None:
-        """See FileTree."""
         self._deadline = deadline
 
     def forget(self) -> None:
-        """See FileTree."""
         self._listed.clear()
 
     def ask(self, question: Callable[[], T]) -> T:
@@ -72,7 +70,7 @@ class BucketTree:
                 return answer
 
     def matches(self, pattern: Pattern) -> list[str]:
-        """See FileTree: one listing of what is below the pattern's fixed folders."""
+        """One listing of what is below the pattern's fixed folders."""
         fixed = [part.text for part in pattern.parts[:-1]]
         wild = next((number for number, part in enumerate(pattern.parts[:-1]) if not part.is_literal), len(fixed))
         folder = "/".join(fixed[:wild])
@@ -88,17 +86,14 @@ class BucketTree:
         return [path for _, path in sorted(keyed)]
 
     def marked(self, folders: Collection[str], marker: str) -> Iterator[str]:
-        """See FileTree."""
         return (folder for folder in folders if self._exists(f"{folder}/{marker}".lstrip("/")))
 
     def has(self, path: str) -> bool:
-        """See FileTree."""
         if any(path in listing for listing in self._listed.values()):
             return True
         return not self._is_listed(path) and self._exists(path)
 
     def file(self, path: str) -> "BucketFile":
-        """See FileTree."""
         return BucketFile(self, path)
 
     def look(self, path: str) -> FileLook:
@@ -131,18 +126,15 @@ class BucketFile:
         self.name = f"{str(tree).partition('?')[0].rstrip('/')}/{path}"
 
     def look(self) -> FileLook:
-        """See SourceFile."""
         try:
             return self._tree.look(self._path)
         except FileNotFoundError:
             raise self._gone() from None
 
     def head(self, num_bytes: int) -> bytes:
-        """See SourceFile."""
         return self.open(ahead=False).read_at(num_bytes, 0)
 
     def open(self, *, ahead: bool = True) -> "BucketBytes":
-        """See SourceFile."""
         return BucketBytes(self, self.look(), AHEAD_BYTES if ahead else 0)
 
     def read(self, look: FileLook, offset: int, num_bytes: int) -> bytes:
@@ -168,7 +160,6 @@ class BucketBytes:
         self._held, self._held_at = b"", 0
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
-        """See RawBytes."""
         at = offset - self._held_at
         if at < 0 or at + num_bytes > len(self._held):
             end = min(offset + max(num_bytes, self._ahead_bytes), self._look.num_bytes)
@@ -180,5 +171,4 @@ class BucketBytes:
         return self._held[at : at + num_bytes]
 
     def close(self) -> None:
-        """See RawBytes."""
         self._held = b""

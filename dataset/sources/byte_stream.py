@@ -59,21 +59,17 @@ class PlainBytes:
         self.offset = 0
 
     def read(self, num_bytes: int) -> bytes:
-        """See ByteStream."""
         data = self._raw.read_at(num_bytes, self.offset)
         self.offset += len(data)
         return data
 
     def seek(self, offset: int) -> None:
-        """See ByteStream."""
         self.offset = offset
 
     def finished(self) -> bool:
-        """See ByteStream."""
         return True
 
     def close(self) -> None:
-        """See ByteStream."""
         self._raw.close()
 
 
@@ -92,7 +88,7 @@ class GzipBytes:
         self._input = b""
 
     def read(self, num_bytes: int) -> bytes:
-        """See ByteStream. Raises BadInput if the file is not gzip."""
+        """Raises BadInput if the file is not gzip."""
         parts: list[bytes] = []
         wanted = num_bytes
         while wanted:
@@ -126,16 +122,13 @@ class GzipBytes:
         return data if data or not at_end else None
 
     def seek(self, offset: int) -> None:
-        """See ByteStream."""
         if offset < self.offset:
             self._start()
         while self.offset < offset and self.read(min(1 << 20, offset - self.offset)):
             pass
 
     def finished(self) -> bool:
-        """See ByteStream."""
         return self._fresh
 
     def close(self) -> None:
-        """See ByteStream."""
         self._raw.close()

@@ -24,12 +24,11 @@ class CompositeSource:
         """See Source, each with its source's name."""
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source."""
         for name, own in self._names.split(positions).items():
             self._sources[name].resume(own)
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source. A partition tells whether its own source ends."""
+        """A partition tells whether its own source ends."""
         found = [
             replace(
                 each,
@@ -48,7 +47,7 @@ class CompositeSource:
         return sorted(numbered, key=lambda each: each.number)
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source. Errors name the partition as the job does."""
+        """Errors name the partition as the job does."""
         name, own = self._names.name_of(segment.partition), self._names.own_name(segment.partition)
         try:
             yield from self._sources[name].read(replace(segment, partition=own), deadline)
@@ -58,13 +57,12 @@ class CompositeSource:
             raise SourceGap(whole) from error
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source."""
         for source in self._sources.values():
             if source.bounded:
                 source.look_again(deadline)
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """See Source; None if a partition is of a source without time stamps."""
+        """None if a partition is of a source without time stamps."""
         found: dict[str, int] = {}
         for name, own in self._names.split(times_ms).items():
             positions = self._sources[name].positions_at(own, deadline) if own else {}
@@ -74,12 +72,10 @@ class CompositeSource:
         return found
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source."""
         for name, own in self._names.split(positions).items():
             if own:
                 self._sources[name].commit(own, deadline)
 
     def close(self) -> None:
-        """See Source."""
         for source in self._sources.values():
             source.close()

@@ -228,10 +228,10 @@ class FileStream:
             self._find()
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: nothing to do, the files exist."""
+        """Nothing to do, the files exist."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source. The first call counts the lines of every file, which may take longer than the deadline."""
+        """The first call counts the lines of every file, which may take longer than the deadline."""
         self._tree.begin(deadline)
         due = time.monotonic() - self._looked_at_s >= self._config.poll
         if due if self._config.follow else not self._partitions:
@@ -242,7 +242,7 @@ class FileStream:
         return self._partitions
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source. A file that was replaced or became shorter is treated as a new file."""
+        """A file that was replaced or became shorter is treated as a new file."""
         self._tree.begin(deadline)
         self._tree.forget()
         for name in [name for name in self._files if not self._is_unchanged(name)]:
@@ -254,7 +254,7 @@ class FileStream:
         self._partitions = []
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """See Source; by the events' own times. The first call for a file reads it, which may take longer than the
+        """By the events' own times. The first call for a file reads it, which may take longer than the
         deadline."""
         if self._config.event_time.field is None:
             return None
@@ -263,7 +263,6 @@ class FileStream:
         return {name: position for name, position in found if position is not None}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source."""
         self._tree.begin(deadline)
         name = segment.partition
         if not self._add(name):
@@ -272,10 +271,9 @@ class FileStream:
         yield from self._files[name].read(segment.begin, segment.end, segment.identity)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: nothing to do, there are no lag tools for files."""
+        """Nothing to do, there are no lag tools for files."""
 
     def close(self) -> None:
-        """See Source."""
         for file in self._open.values():
             file.close()
         self._open.clear()

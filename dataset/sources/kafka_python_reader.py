@@ -32,7 +32,6 @@ class KafkaPythonReader:
         self._reading: TopicPartition | None = None
 
     def poll(self, part: TopicPartition, position: int, end: int, timeout_ms: int) -> tuple[Events | None, int]:
-        """See KafkaReader."""
         self._turn_to(part, position)
         max_records = min(MAX_BLOCK_RECORDS, end - position)
         try:
@@ -51,11 +50,11 @@ class KafkaPythonReader:
         return _events(records) if records else None, min(now, end)
 
     def reason(self) -> str:
-        """See KafkaReader: the client of the metadata keeps it."""
+        """The client of the metadata keeps it."""
         return ""
 
     def close(self) -> None:
-        """See KafkaReader: the consumer belongs to the client."""
+        """The consumer belongs to the client."""
 
     def _turn_to(self, part: TopicPartition, position: int) -> None:
         if self._reading != part:

@@ -69,10 +69,10 @@ class KafkaStream:
             raise
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: nothing to do, the records exist."""
+        """Nothing to do, the records exist."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source. A bounded source keeps the partitions of its opening."""
+        """A bounded source keeps the partitions of its opening."""
         if not self.bounded:
             if found := self._unknown():
                 self._add(found, deadline)
@@ -87,7 +87,6 @@ class KafkaStream:
         return [self._partition(number, part) for number, part in enumerate(self._partitions)]
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source."""
         self._client.refresh(self._config.topics, deadline)
         found = self._unknown()
         self._add(found, deadline)
@@ -98,14 +97,14 @@ class KafkaStream:
             self._ends = {part: max(end, self._starts[part]) for part, end in ends.items()}
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int]:
-        """See Source. One request for all partitions."""
+        """One request for all partitions."""
         if not times_ms:
             return {}
         found = self._offsets_at({_part(name): ms for name, ms in times_ms.items()}, deadline)
         return {_name(part): offset for part, offset in found.items()}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source. The deadline bounds each time without a record, not the time of the reader."""
+        """The deadline bounds each time without a record, not the time of the reader."""
         wait = BoundedWait(f"reading {segment.partition} from {segment.begin}", deadline.left_s())
         part = self._checked(segment, deadline)
         position = segment.begin
@@ -123,7 +122,7 @@ class KafkaStream:
                 yield events
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: positions are committed to the group as offsets."""
+        """Positions are committed to the group as offsets."""
         offsets = {_part(name): OffsetAndMetadata(position, "", -1) for name, position in positions.items()}
         consumer = self._group_consumer(deadline).consumer
         self._client.ask(
@@ -131,7 +130,6 @@ class KafkaStream:
         )
 
     def close(self) -> None:
-        """See Source."""
         if self._reader is not None:
             self._reader.close()
         self._client.close()

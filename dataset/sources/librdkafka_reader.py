@@ -108,7 +108,6 @@ class LibrdkafkaReader:
         self._closed = False
 
     def poll(self, part: TopicPartition, position: int, end: int, timeout_ms: int) -> tuple[Events | None, int]:
-        """See KafkaReader."""
         buffer = self._turn_to(part, position)
         if not buffer.blocks and buffer.reached <= position:
             self._fetch(timeout_ms / 1000)
@@ -118,11 +117,9 @@ class LibrdkafkaReader:
         return buffer.take(end), buffer.position
 
     def reason(self) -> str:
-        """See KafkaReader."""
         return self._last_warning.text
 
     def close(self) -> None:
-        """See KafkaReader."""
         if not self._closed:
             self._closed = True
             self._buffers.clear()

@@ -79,11 +79,10 @@ class ParquetRows:
         self._rest: pa.RecordBatch | None = None  # begins at `_row`; None: the next batch does
 
     def num_events(self) -> int:
-        """See EventFile."""
         return self._begins_G[-1]
 
     def count(self) -> int:
-        """See EventFile: the footer knows."""
+        """The footer knows."""
         num_bytes = self._look()
         if num_bytes != self._counted_bytes:
             self._counted_bytes = num_bytes
@@ -109,7 +108,6 @@ class ParquetRows:
         return look.num_bytes
 
     def read(self, begin: int, end: int, identity: str = "") -> Iterator[Events]:
-        """See EventFile."""
         self._look()
         check_identity(self.file.name, identity, self.identity if identity.startswith(CONTENT) else self._version)
         try:
@@ -133,7 +131,6 @@ class ParquetRows:
             raise BadInput(f"{self.file.name}: not a Parquet file that can be read: {error}") from error
 
     def close(self) -> None:
-        """See EventFile."""
         self._batches = self._rest = None
         self._open = None
         if self._raw is not None:

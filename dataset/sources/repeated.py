@@ -25,7 +25,6 @@ class RepeatedSource:
         self._numbers: dict[str, int] = {}  # of partitions, in the order they were found
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source."""
         own: dict[str, int] = {}
         for name, position in positions.items():
             base = split_epoch(name)[0]
@@ -33,7 +32,7 @@ class RepeatedSource:
         self._source.resume(own)
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source; those of the first epoch come first. Raises SpecError for a name that looks like an epoch's."""
+        """Those of the first epoch come first. Raises SpecError for a name that looks like an epoch's."""
         found = self._source.partitions(deadline)
         for each in found:
             if split_epoch(each.name)[1] != 1 or MARK in each.name:
@@ -50,15 +49,12 @@ class RepeatedSource:
         )
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source."""
         return self._source.read(replace(segment, partition=split_epoch(segment.partition)[0]), deadline)
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source."""
         self._source.look_again(deadline)
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """See Source."""
         found: dict[str, int] = {}
         for epoch in range(1, self._epochs + 1):
             own = {base: ms for name, ms in times_ms.items() for base, its in [split_epoch(name)] if its == epoch}
@@ -71,10 +67,9 @@ class RepeatedSource:
         return found
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source. Lag tools see the newest epoch."""
+        """Lag tools see the newest epoch."""
         by_epoch = sorted((split_epoch(name)[1], split_epoch(name)[0], at) for name, at in positions.items())
         self._source.commit({base: at for _, base, at in by_epoch}, deadline)
 
     def close(self) -> None:
-        """See Source."""
         self._source.close()

@@ -108,12 +108,11 @@ class SimulatedStream:
         self._chunks: OrderedDict[tuple[int, int], Events] = OrderedDict()
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: arrival continues from there."""
+        """Arrival continues from there."""
         for name, position in positions.items():
             self._mark_arrived(int(name.removeprefix("simulated/")), position)
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source."""
         arrived, total = self._arrived(), self._total()
         return [
             Partition(_name(number), number, 0, 0, self._share(number, arrived), arrived == total, self._identity)
@@ -121,13 +120,13 @@ class SimulatedStream:
         ]
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source: nothing to do."""
+        """Nothing to do."""
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: None; partitions read in equal shares advance together anyway."""
+        """None; partitions read in equal shares advance together anyway."""
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source. In a stream without an end every position can be read; then all before it have arrived."""
+        """In a stream without an end every position can be read; then all before it have arrived."""
         number = int(segment.partition.removeprefix("simulated/"))
         if not 0 <= number < self._config.partitions:
             raise SourceGap(f"{segment.partition}: no such partition; the last is {self._config.partitions - 1}")
@@ -143,11 +142,10 @@ class SimulatedStream:
                 yield self._chunk(number, chunk).slice(begin, end)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source. Committed events have arrived."""
+        """Committed events have arrived."""
         self.resume(positions)
 
     def close(self) -> None:
-        """See Source."""
         self._chunks.clear()
 
     def _total(self) -> int:

@@ -97,25 +97,21 @@ class LocalTree:
         return str(self._folder)
 
     def begin(self, deadline: Deadline) -> None:
-        """See FileTree: a disk answers at once."""
+        """A disk answers at once."""
 
     def forget(self) -> None:
-        """See FileTree: nothing to do."""
+        """Nothing to do."""
 
     def matches(self, pattern: Pattern) -> list[str]:
-        """See FileTree."""
         return pattern.matches(self._folder)
 
     def marked(self, folders: Collection[str], marker: str) -> Iterator[str]:
-        """See FileTree."""
         return listed_markers(self._folder, folders, marker)
 
     def has(self, path: str) -> bool:
-        """See FileTree."""
         return (self._folder / path).is_file()
 
     def file(self, path: str) -> "LocalFile":
-        """See FileTree."""
         return LocalFile(self._folder / path)
 
 
@@ -128,18 +124,15 @@ class LocalFile:
         self.path, self.name = path, str(path)
 
     def look(self) -> FileLook:
-        """See SourceFile."""
         with _readable(self.path):
             status = os.stat(self.path)
         return FileLook(status.st_size, f"{status.st_dev}:{status.st_ino}")
 
     def head(self, num_bytes: int) -> bytes:
-        """See SourceFile."""
         with _readable(self.path), self.path.open("rb") as file:
             return file.read(num_bytes)
 
     def open(self, *, ahead: bool = True) -> "LocalBytes":
-        """See SourceFile."""
         with _readable(self.path):
             return LocalBytes(self.path, os.open(self.path, os.O_RDONLY))
 
@@ -163,13 +156,11 @@ class LocalBytes:
         self._descriptor: int | None = descriptor
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
-        """See RawBytes."""
         assert self._descriptor is not None
         with _readable(self._path):
             return os.pread(self._descriptor, num_bytes, offset)
 
     def close(self) -> None:
-        """See RawBytes."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

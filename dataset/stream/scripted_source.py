@@ -107,20 +107,19 @@ class MemorySource:
         self._final = True
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: nothing to do."""
+        """Nothing to do."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source."""
         return [
             Partition(f"memory/{n}", n, 0, self._begin[n], self._end[n], self._final, self._identity(n))
             for n in range(len(self._records))
         ]
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source: nothing to do, `partitions` is always fresh."""
+        """Nothing to do, `partitions` is always fresh."""
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """See Source; None if no record has a time stamp."""
+        """None if no record has a time stamp."""
         self.num_time_lookups += 1
         if all(record.timestamp_ms < 0 for records in self._records for record in records.values()):
             return None
@@ -132,7 +131,7 @@ class MemorySource:
         return {name: position for name, position in found.items() if position is not None}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source; blocks of at most BLOCK_EVENTS events, cut at a fault."""
+        """Blocks of at most BLOCK_EVENTS events, cut at a fault."""
         number = self._number(segment)
         self.num_reads += 1
         fault = self._faults.get(self.num_reads)
@@ -145,11 +144,9 @@ class MemorySource:
             raise fault.error
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source."""
         self.committed.update(positions)
 
     def close(self) -> None:
-        """See Source."""
         self.closed = True
 
     def _identity(self, number: int) -> str:

@@ -26,7 +26,7 @@ ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 class FolderBlobs:
-    """See BlobStore. Reads that fail are repeated; a write that fails is BlobUnwritable at once."""
+    """Reads that fail are repeated; a write that fails is BlobUnwritable at once."""
 
     def __init__(self, address: StoreAddress, role: str = "files in") -> None:
         self._address, self._root, self._name = address, Path(address.root), f"{role} {address.text}"
@@ -34,30 +34,24 @@ class FolderBlobs:
 
     @property
     def address(self) -> StoreAddress:
-        """See BlobStore."""
         return self._address
 
     def give_up(self) -> None:
-        """See BlobStore."""
         self._retries.give_up()
 
     def url(self, key: str) -> str:
-        """See BlobStore: a path, also where the address is a URI."""
+        """A path, also where the address is a URI."""
         return str(self._root / key)
 
     def sizes(self, folder: str, deadline: Deadline) -> dict[str, int]:
-        """See BlobStore."""
         found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
         return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
 
     def folders(self, folder: str, deadline: Deadline) -> list[str]:
-        """See BlobStore."""
         found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
         return [name for name, num_bytes in found.items() if num_bytes is None]
 
     def get(self, key: str, max_bytes: int, deadline: Deadline) -> bytes | None:
-        """See BlobStore."""
-
         def read() -> bytes | None:
             try:
                 with self._at(key).open("rb") as file:
@@ -68,8 +62,6 @@ class FolderBlobs:
         return self._retries.run(f"reading {key}", read, deadline)
 
     def tail(self, key: str, max_bytes: int, deadline: Deadline) -> bytes:
-        """See BlobStore."""
-
         def read() -> bytes:
             try:
                 return _last(self._at(key), max_bytes)
@@ -79,8 +71,6 @@ class FolderBlobs:
         return self._retries.run(f"reading {key}", read, deadline)
 
     def download(self, key: str, path: Path, deadline: Deadline) -> tuple[str, int]:
-        """See BlobStore."""
-
         def copy() -> tuple[str, int]:
             total = hashlib.sha256()
             with self._at(key).open("rb") as source, open_writer(path) as target:
@@ -93,16 +83,14 @@ class FolderBlobs:
         return self._retries.run(f"reading {key}", copy, deadline)
 
     def local(self, key: str, scratch: Path, deadline: Deadline) -> Path:
-        """See BlobStore: the blob's own file."""
+        """The blob's own file."""
         found = self._at(key)
         if not found.is_file():
             raise FileNotFoundError(key)
         return found
 
     def put(self, key: str, chunks: Chunks, deadline: Deadline) -> None:
-        """See BlobStore.
-
-        1. Write the content under a name of this call alone. 2. Sync it. 3. Rename it: the blob exists. 4. Sync its
+        """1. Write the content under a name of this call alone. 2. Sync it. 3. Rename it: the blob exists. 4. Sync its
         folder.
         """
         path = self._at(key)
@@ -122,7 +110,7 @@ class FolderBlobs:
                 unfinished.unlink(missing_ok=True)
 
     def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
-        """See BlobStore: written under a name of this call alone, synced, then linked to its own."""
+        """Written under a name of this call alone, synced, then linked to its own."""
         path = self._at(key)
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
         self._retries.check(f"writing {key}", deadline)
@@ -141,12 +129,12 @@ class FolderBlobs:
         return True
 
     def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
-        """See BlobStore: a hash of the content."""
+        """A hash of the content."""
         found = self.get(key, max_bytes, deadline)
         return None if found is None else (found, hashlib.sha256(found).hexdigest())
 
     def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
-        """See BlobStore: compared and replaced under a lock of the blob's folder."""
+        """Compared and replaced under a lock of the blob's folder."""
         if tag is None:
             return self.put_new(key, content, deadline)
         folder = self._at(key).parent
@@ -161,7 +149,7 @@ class FolderBlobs:
 
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:
-        """See BlobStore: written in its place."""
+        """Written in its place."""
         path = self._at(key)
         with writing(path):
             _make_folder(path.parent)
@@ -171,7 +159,6 @@ class FolderBlobs:
             REAL.sync_folder(path.parent)
 
     def append(self, key: str, line: bytes, deadline: Deadline) -> None:
-        """See BlobStore."""
         path = self._at(key)
         self._retries.check(f"writing {key}", deadline)
         with self._writing(path):
@@ -187,7 +174,6 @@ class FolderBlobs:
                 REAL.sync_folder(path.parent)
 
     def remove(self, key: str, deadline: Deadline) -> None:
-        """See BlobStore."""
         path = self._at(key)
         self._retries.check(f"removing {key}", deadline)
         with self._writing(path):
@@ -196,7 +182,7 @@ class FolderBlobs:
                 REAL.sync_folder(path.parent)
 
     def remove_folder(self, folder: str, deadline: Deadline) -> None:
-        """See BlobStore: also when the time is up, for it takes none."""
+        """Also when the time is up, for it takes none."""
         path = self._at(folder)
         with self._writing(path):
             if path.exists():

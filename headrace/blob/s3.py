@@ -54,7 +54,7 @@ FAILURES = (BaseError, OSError, ValueError, botocore.exceptions.BotoCoreError)
 
 
 class S3Blobs:
-    """See BlobStore. A call that fails is repeated. Not usable in a process forked after the first call."""
+    """A call that fails is repeated. Not usable in a process forked after the first call."""
 
     def __init__(self, address: StoreAddress, role: str, region: str | None) -> None:
         self._address, self._name = address, f"{role} {address.text}"
@@ -79,32 +79,26 @@ class S3Blobs:
 
     @property
     def address(self) -> StoreAddress:
-        """See BlobStore."""
         return self._address
 
     def give_up(self) -> None:
-        """See BlobStore."""
         self._retries.give_up()
 
     def url(self, key: str) -> str:
-        """See BlobStore: with the options of the store's address."""
+        """With the options of the store's address."""
         parts = urlsplit(self._address.text)
         return parts._replace(path=f"{parts.path.rstrip('/')}/{key}".rstrip("/")).geturl()
 
     def sizes(self, folder: str, deadline: Deadline) -> dict[str, int]:
-        """See BlobStore."""
         path = self._path(folder)
         objects = self._list(folder, deadline)["objects"]
         # An empty object of the folder's own name marks it for other programs.
         return {each["path"].rpartition("/")[2]: each["size"] for each in objects if each["path"] != path}
 
     def folders(self, folder: str, deadline: Deadline) -> list[str]:
-        """See BlobStore."""
         return sorted(path.rpartition("/")[2] for path in self._list(folder, deadline)["common_prefixes"])
 
     def get(self, key: str, max_bytes: int, deadline: Deadline) -> bytes | None:
-        """See BlobStore."""
-
         def read() -> bytes:
             content = bytearray()
             for piece in obstore.get(self._reader, self._path(key)).stream(min(max_bytes, CHUNK_BYTES)):
@@ -119,12 +113,9 @@ class S3Blobs:
             return None
 
     def tail(self, key: str, max_bytes: int, deadline: Deadline) -> bytes:
-        """See BlobStore."""
         return (self.get(key, max(max_bytes, MAX_APPENDED_BYTES), deadline) or b"")[-max_bytes:]
 
     def download(self, key: str, path: Path, deadline: Deadline) -> tuple[str, int]:
-        """See BlobStore."""
-
         def copy() -> tuple[str, int]:
             total = hashlib.sha256()
             pieces = obstore.get(self._reader, self._path(key)).stream(CHUNK_BYTES)
@@ -138,7 +129,7 @@ class S3Blobs:
         return self._retries.run(f"reading {key}", copy, deadline)
 
     def local(self, key: str, scratch: Path, deadline: Deadline) -> Path:
-        """See BlobStore: a copy."""
+        """A copy."""
         copy = scratch / re.sub(r"[^\w.-]", "_", f"{self._address.root}/{key}")
         if not copy.exists():
             part = copy.with_name(copy.name + ".part")
@@ -150,7 +141,7 @@ class S3Blobs:
         return copy
 
     def put(self, key: str, chunks: Chunks, deadline: Deadline) -> None:
-        """See BlobStore. One chunk is one request; a longer blob is sent in parts and exists after the last one."""
+        """One chunk is one request; a longer blob is sent in parts and exists after the last one."""
 
         def send() -> None:
             pieces = chunks()
@@ -165,7 +156,7 @@ class S3Blobs:
         self._retries.run(f"writing {key}", send, deadline)
 
     def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
-        """See BlobStore: a put with "If-None-Match"."""
+        """A put with "If-None-Match"."""
 
         def send() -> bool:
             client = self._reader if len(content) <= SMALL_BYTES else self._sender
@@ -178,7 +169,7 @@ class S3Blobs:
         return self._retries.run(f"writing {key}", send, deadline)
 
     def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
-        """See BlobStore: its ETag."""
+        """Its ETag."""
 
         def read() -> tuple[bytes, str]:
             found = obstore.get(self._reader, self._path(key))
@@ -190,7 +181,7 @@ class S3Blobs:
             return None
 
     def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
-        """See BlobStore: a put with "If-Match"."""
+        """A put with "If-Match"."""
         if tag is None:
             return self.put_new(key, content, deadline)
 
@@ -239,7 +230,7 @@ class S3Blobs:
 
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:
-        """See BlobStore: collected in `scratch`, then sent, so that it can be sent again."""
+        """Collected in `scratch`, then sent, so that it can be sent again."""
         collected = scratch / key.replace("/", "-")
         with writing(collected):
             scratch.mkdir(parents=True, exist_ok=True)
@@ -252,18 +243,17 @@ class S3Blobs:
                 collected.unlink(missing_ok=True)
 
     def append(self, key: str, line: bytes, deadline: Deadline) -> None:
-        """See BlobStore: read, then written anew; beyond MAX_APPENDED_BYTES the oldest lines are dropped."""
+        """Read, then written anew; beyond MAX_APPENDED_BYTES the oldest lines are dropped."""
         lines = whole_lines(self.get(key, MAX_APPENDED_BYTES, deadline) or b"", cut=False) + line
         cut = len(lines) > MAX_APPENDED_BYTES
         self.put(key, whole(whole_lines(lines[-MAX_APPENDED_BYTES:], cut=cut)), deadline)
 
     def remove(self, key: str, deadline: Deadline) -> None:
-        """See BlobStore."""
         with contextlib.suppress(FileNotFoundError):
             self._retries.run(f"removing {key}", lambda: obstore.delete(self._reader, self._path(key)), deadline)
 
     def remove_folder(self, folder: str, deadline: Deadline) -> None:
-        """See BlobStore; it takes up to REMOVE_S when the time is up."""
+        """It takes up to REMOVE_S when the time is up."""
         deadline = Deadline.after(max(REMOVE_S, deadline.left_s()))
         for name in self.sizes(folder, deadline):
             self.remove(f"{folder}/{name}", deadline)

@@ -56,24 +56,21 @@ class _Timed(asyncio.Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, listener: Listener, *args: Any, **kwargs: Any) -> None:
-        """See H11Protocol. `listener` has accepted the connection."""
+        """`listener` has accepted the connection."""
         super().__init__(*args, **kwargs)
         self._listener = listener
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """See asyncio.Protocol."""
         super().connection_made(transport)
         if (place := self._listener.place(self.client)) is not None:
             place.waits, place.end = self._waits, transport.abort
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         super().data_received(data)
         self._expect()
 
@@ -100,7 +97,6 @@ class _CheckedH11(h11.Connection):
     """As h11.Connection, but refuses ambiguous heads."""
 
     def next_event(self) -> Any:
-        """See h11.Connection."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             try:
@@ -114,7 +110,6 @@ class PagesConnection(_Timed, H11Protocol):
     """A connection that may become a websocket; for the service."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """See H11Protocol."""
         super().__init__(*args, **kwargs)
         self.conn = _CheckedH11(h11.SERVER, MAX_HEAD)
 
@@ -138,7 +133,7 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
     """Bytes since the last complete head or piece of a body."""
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Called by asyncio with the bytes that came."""
         self._num_read = len(data)
         super().data_received(data)
         self._num_since += len(data)
@@ -146,18 +141,18 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
             self.send_400_response(INVALID)
 
     def on_headers_complete(self) -> None:
-        """See httptools; an exception ends the connection with 400."""
+        """An exception ends the connection with 400."""
         check_head(self.headers, self.parser.get_http_version())
         super().on_headers_complete()
         self._advance()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Called by httptools with a piece of the body."""
         super().on_body(body)
         self._advance()
 
     def on_message_complete(self) -> None:
-        """See httptools."""
+        """Called by httptools at the end of a request."""
         super().on_message_complete()
         self._advance()
 

@@ -66,7 +66,7 @@ class Listener(socket.socket):
         """Those that gave way and may not be closed yet."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See socket.socket. Raises ConnectionAbortedError beyond the bound, and BlockingIOError while connections that
+        """Raises ConnectionAbortedError beyond the bound, and BlockingIOError while connections that
         gave way are closed; asyncio then goes on."""
         self._ended = [each for each in self._ended if each.fileno() >= 0]
         if len(self._ended) >= self.room.reserve:

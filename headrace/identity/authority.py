@@ -73,7 +73,7 @@ class Authority:
 
 
 class OwnIdentity:
-    """See Identity. The credentials are drawn again once half their life is over, by whoever asks for them then."""
+    """The credentials are drawn again once half their life is over, by whoever asks for them then."""
 
     def __init__(self, authority: Authority, name: PeerName) -> None:
         self._authority, self._name = authority, name
@@ -82,7 +82,6 @@ class OwnIdentity:
 
     @property
     def current(self) -> Credentials:
-        """See Identity.current."""
         with self._lock:
             if datetime.now(UTC) >= self._current.half_life:
                 self._current = self._authority.credentials(self._name)

@@ -33,7 +33,7 @@ class Credentials(Section):
 
     @property
     def current(self) -> Self:
-        """See Identity.current: these are not renewed."""
+        """These are not renewed."""
         return self
 
     @property

@@ -32,7 +32,7 @@ class StaleToken(Refused):
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """See module docstring."""
+    """All that a process needs to join a job."""
 
     fingerprint: str
     """SHA-256 of the certificate of the job's authority."""

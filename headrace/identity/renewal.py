@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class RenewedIdentity:
-    """See Identity. One thread calls `attend`, or `attended` does so; any thread reads `current`."""
+    """One thread calls `attend`, or `attended` does so; any thread reads `current`."""
 
     def __init__(self, credentials: Credentials, ask: AskAgain) -> None:
         self._current, self._ask = credentials, ask
@@ -36,7 +36,6 @@ class RenewedIdentity:
 
     @property
     def current(self) -> Credentials:
-        """See Identity.current."""
         return self._current
 
     def attend(self) -> float:

@@ -179,7 +179,6 @@ class RenewedChannel:
     def __init__(
         self, address: str, *, max_message_bytes: int = channels.MAX_MESSAGE_BYTES, tls: TlsPeer | None = None
     ) -> None:
-        """See channels.open_channel."""
         self._address, self._max_message_bytes, self._tls = address, max_message_bytes, tls
         self._lock = threading.Lock()
         self._open = self._opened()

@@ -141,7 +141,7 @@ class RpcServer:
         self._server.start()
 
     def change(self, identity: Identity, accepts: PeerRule) -> None:
-        """See TlsListener.change. Without effect where there is no TLS."""
+        """Without effect where there is no TLS."""
         if self._callers.tls is not None:
             self._callers.tls.change(identity, accepts)
 

@@ -86,7 +86,7 @@ class _Link:
 
 
 class DataPlane:
-    """See module docstring. Any thread may call; calls of one thread wait while another one sends or reads."""
+    """Any thread may call; calls of one thread wait while another one sends or reads."""
 
     def __init__(
         self,

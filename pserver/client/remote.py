@@ -214,28 +214,23 @@ class RemoteShards:
         return [*(other.result() for other in others), result]
 
     def links(self) -> Links:
-        """See Shards."""
         pairs = zip(self._announcements.traffic(), self._steps.traffic(), strict=True)
         return links_of({f"shard-{shard}": one.plus(other) for shard, (one, other) in enumerate(pairs)})
 
     def unanswered(self) -> list[int]:
-        """See Shards."""
         return sorted(self._unanswered.copy() | {call.shard for call in self._waiting if not call.done})
 
     # --- steps
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
-        """See Shards."""
         self.call(OpenPass(pass_number), deadline)
         self._pass_number = pass_number
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
-        """See Shards."""
         counts = [len(routed.position_P) for routed in self._placement.route(slices)]
         self._messages, self._slices_later = list(Split(counts, slices_each, rows_first)), rows_first
 
     def await_slices(self, num_slices: int) -> None:
-        """See Shards."""
         late = self._late
         if late is None:
             return
@@ -248,7 +243,6 @@ class RemoteShards:
             self._put(late.rows, late.batch, call, {})
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
-        """See Shards."""
         self._num_announced += 1
         return self._announce(FIRST_BATCH + self._num_announced, tables, learn=learn)
 
@@ -271,19 +265,16 @@ class RemoteShards:
         return DataRequest(call, generation, rank, 0, 0.0, pass_number=self._pass_number, **more)
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
-        """See Shards."""
         mine = self._ready(batch)
         request = self._request(DataCall.PULL, batch=mine.number)
         calls = [self._steps.send(shard, request, (), deadline) for shard in range(len(self._connections))]
         return self._rows(calls, mine) or {}
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
-        """See Shards."""
         self._num_looks += 1
         return self.pull(self._announce(self._num_looks, tables, learn=False), deadline)
 
     def ask_early(self, step: int, batch: Prepared | None, following: Prepared | None, deadline: Deadline) -> None:
-        """See Shards."""
         learnt, wanted = (None if each is None else self._ready(each).number for each in (batch, following))
         self._early_calls = [
             self._steps.send(
@@ -301,7 +292,6 @@ class RemoteShards:
         scale: StepScale,
         deadline: Deadline,
     ) -> dict[str, F32] | None:
-        """See Shards."""
         self.await_slices(MAX_SLICES)
         learnt = None if batch is None else self._ready(batch)
         wanted = None if following is None else self._ready(following)
@@ -398,7 +388,6 @@ class RemoteShards:
             put_rows(parts[name], position_P, rows_UD)
 
     def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
-        """See Shards."""
         of_shards, places = history_messages.route(questions, self._placement)
         answers = self._each(
             lambda shard: self._send(shard, Recall(pass_number, of_shards[shard]), deadline), CallerThread.READER
@@ -406,7 +395,6 @@ class RemoteShards:
         return history_messages.gathered(answers, places)
 
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
-        """See Shards."""
         of_shards, places = join_messages.route(events, self._placement)
         answers = self._each(lambda shard: self._join(shard, of_shards[shard], deadline), CallerThread.READER)
         return join_messages.gathered(answers, places)
@@ -421,13 +409,11 @@ class RemoteShards:
         return join_messages.whole_of(parts)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
-        """See Shards."""
         return self.call(ClosePass(self._pass_number, day), deadline)
 
     # --- commands
 
     def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
-        """See Shards."""
         request = self._request_of(command)
         ask: Callable[[int], Any] = lambda shard: self._reply(shard, command, request, deadline)  # noqa: E731
         if (key := command.key()) is not None:
@@ -458,7 +444,6 @@ class RemoteShards:
         return replies
 
     def close(self) -> None:
-        """See Shards."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         for plane in (self._announcements, self._steps):

@@ -26,18 +26,16 @@ class LatePiece:
 
 @dataclass(slots=True)
 class LateWriter:
-    """See RowWriter; `write` begins nothing. One thread calls. The arrays that it gets must not change."""
+    """`write` begins nothing. One thread calls. The arrays that it gets must not change."""
 
     store: RowStore
     _pieces: list[LatePiece] = field(default_factory=list)
 
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """See RowWriter."""
         self.finish()
         return self.store.get(keys_U)
 
     def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
-        """See RowWriter."""
         self._pieces.append(LatePiece(keys_U, rows_UW, keys_U[:0] if gone_G is None else gone_G))
         if len(self._pieces) > MAX_PIECES:
             self._pieces = [joined(self._pieces)]

@@ -37,7 +37,7 @@ def key_of(generation: int, sha256: str) -> str:
 
 
 class PartObjects:
-    """See module docstring. Connects at the first call.
+    """Connects at the first call.
 
     Errors: PartsUnavailable; StoreFailed of a disk; StoreDamaged.
     """

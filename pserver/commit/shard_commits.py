@@ -79,7 +79,7 @@ class ShardSnapshot:
 
 
 class ShardStores:
-    """See module docstring. Call `snapshot` and `restore` between passes, `write` and `settle` from any thread."""
+    """Call `snapshot` and `restore` between passes, `write` and `settle` from any thread."""
 
     def __init__(
         self,

@@ -32,11 +32,9 @@ class ArrivalOrder:
 
     @property
     def num_applied(self) -> int:
-        """See StepOrder."""
         return self._num_applied
 
     def push(self, step: int, rank: int) -> bool:
-        """See StepOrder."""
         last = self._last_step[rank]
         if step == last:
             return (step, rank) in self._accepted
@@ -59,16 +57,14 @@ class ArrivalOrder:
         self._behind[rank] = max(self._behind[rank], max(self._last_step) - step)
 
     def apart(self) -> Sequence[StepsApart]:
-        """See StepOrder. The first pull counts as if it were at the beginning of the pass."""
+        """The first pull counts as if it were at the beginning of the pass."""
         ranks = zip(self._missed, self._last_step, self._most_missed, self._behind, strict=True)
         return [StepsApart(missed / max(1, last + 1), most, behind) for missed, last, most, behind in ranks]
 
     def due(self) -> Sequence[tuple[int, int]]:
-        """See StepOrder."""
         return sorted(self._accepted) if self._overdue or len(self._accepted) >= self._num_merged else ()
 
     def applied(self) -> None:
-        """See StepOrder."""
         self._num_pushes += len(self._accepted)
         for step, rank in self._accepted:
             self._others_read[rank] = self._num_pushes - step - 1
@@ -77,19 +73,16 @@ class ArrivalOrder:
         self._num_applied += 1
 
     def wait_no_longer(self) -> None:
-        """See StepOrder."""
         self._overdue = bool(self._accepted)
 
     def may_answer(self, step: int, rank: int) -> bool:
-        """See StepOrder."""
         return self._last_step[rank] >= step and (step, rank) not in self._accepted
 
     def missing(self) -> Sequence[int]:
-        """See StepOrder: which ones come in time is not known."""
+        """Which ones come in time is not known."""
         return ()
 
     def close(self, rank: int) -> None:
-        """See StepOrder."""
         if self._accepted:
             waiting = names({other for _, other in self._accepted})
             raise InvalidShardCall(f"pass {self._pass_number} cannot close: a push of rank {waiting} is not applied")
@@ -97,7 +90,7 @@ class ArrivalOrder:
 
 
 class Async:
-    """See module docstring, and Consistency."""
+    """Asynchronous training: a push is applied when it comes."""
 
     name = "async"
     repeatable = False
@@ -109,21 +102,19 @@ class Async:
 
     @property
     def merge_wait_s(self) -> float:
-        """See Consistency."""
         return self._merge.wait
 
     def steps(self, pass_number: int, num_ranks: int) -> ArrivalOrder:
-        """See Consistency."""
         return ArrivalOrder(pass_number, num_ranks, self._merge.pushes)
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
-        """See Consistency: a rank's own figures. Only rank 0 hears its news at once."""
+        """A rank's own figures. Only rank 0 hears its news at once."""
         return mine, news
 
     def settle(self, peers: Peers) -> None:
-        """See Consistency: the faster ranks wait."""
+        """The faster ranks wait."""
         peers.meet()
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """See Consistency: none, since weights depend on the order of arrival."""
+        """None, since weights depend on the order of arrival."""
         return {}

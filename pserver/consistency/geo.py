@@ -8,6 +8,4 @@ from headrace.pserver.consistency.asynchronous import Async
 
 
 class Geo(Async):
-    """See module docstring, and Consistency."""
-
     name = "geo"

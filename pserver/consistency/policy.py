@@ -109,7 +109,7 @@ class StepOrder(Protocol):
 
 
 class Consistency(Protocol):
-    """See module docstring. Policies have no state of their own: one object serves every pass."""
+    """Policies have no state of their own: one object serves every pass."""
 
     name: str
     """As in `train.mode`."""

@@ -28,11 +28,9 @@ class StepBarrier:
 
     @property
     def num_applied(self) -> int:
-        """See StepOrder."""
         return self._next_step
 
     def push(self, step: int, rank: int) -> bool:
-        """See StepOrder."""
         if step == self._next_step - 1:
             return False
         if step != self._next_step:
@@ -47,33 +45,28 @@ class StepBarrier:
         return True
 
     def due(self) -> Sequence[tuple[int, int]]:
-        """See StepOrder."""
         if len(self._arrived) < self._num_ranks:
             return ()
         return [(self._next_step, rank) for rank in range(self._num_ranks)]
 
     def applied(self) -> None:
-        """See StepOrder."""
         self._next_step += 1
         self._arrived.clear()
 
     def wait_no_longer(self) -> None:
-        """See StepOrder: every push waits for those of all ranks."""
+        """Every push waits for those of all ranks."""
 
     def may_answer(self, step: int, rank: int) -> bool:
-        """See StepOrder."""
         return self._next_step > step
 
     def missing(self) -> Sequence[int]:
-        """See StepOrder."""
         return [rank for rank in range(self._num_ranks) if rank not in self._arrived]
 
     def apart(self) -> Sequence[StepsApart]:
-        """See StepOrder: they never are."""
+        """They never are."""
         return ()
 
     def close(self, rank: int) -> None:
-        """See StepOrder."""
         if self._arrived:
             raise InvalidShardCall(
                 f"pass {self._pass_number} cannot close: step {self._next_step} lacks rank {names(self.missing())}"
@@ -82,7 +75,7 @@ class StepBarrier:
 
 
 class Sync:
-    """See module docstring, and Consistency."""
+    """Synchronous training: steps are applied in their order."""
 
     name = "sync"
     repeatable = True
@@ -94,15 +87,13 @@ class Sync:
 
     @property
     def staleness(self) -> int:
-        """See Consistency."""
         return self._staleness
 
     def steps(self, pass_number: int, num_ranks: int) -> StepBarrier:
-        """See Consistency."""
         return StepBarrier(pass_number, num_ranks)
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
-        """See Consistency: sums over all ranks. News travel in a message of their own, which a flag announces."""
+        """Sums over all ranks. News travel in a message of their own, which a flag announces."""
         counts = mine.num_samples, mine.num_batches, mine.num_bad, news is not None
         figures = np.array([*mine.weights, *counts], np.float64)
         total = peers.sum_floats(figures)
@@ -111,10 +102,10 @@ class Sync:
         return StepFigures([float(weight) for weight in total[:-4]], num_samples, num_batches, num_bad), heard
 
     def settle(self, peers: Peers) -> None:
-        """See Consistency: the answer to the last push came after the pushes of all ranks."""
+        """The answer to the last push came after the pushes of all ranks."""
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """See Consistency: all of them."""
+        """All of them."""
         return dict(digests)
 
 

@@ -139,7 +139,7 @@ class _Held:
 
 
 class ShardFeed:
-    """See module docstring. Call `publish`, `seal` and `closed` between passes, the rest from any thread."""
+    """Call `publish`, `seal` and `closed` between passes, the rest from any thread."""
 
     def __init__(self, tables: Mapping[str, TableFeed], generation: int = 1) -> None:
         self._tables, self._generation = tables, generation
@@ -251,7 +251,7 @@ class ShardFeed:
                     table.follow(False)
 
     def poke(self) -> None:
-        """See Source. Does nothing: rank 0 decides when a shard publishes."""
+        """Does nothing: rank 0 decides when a shard publishes."""
 
     def end(self) -> None:
         """End every subscription."""

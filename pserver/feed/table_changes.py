@@ -56,7 +56,7 @@ class TableDelta:
 
 
 class TableFeed:
-    """See module docstring."""
+    """The changes of one table for the live feed."""
 
     def __init__(self, rows: RowArrays, life: TableAging, departures: Deletions) -> None:
         self._rows, self._life, self._departures = rows, life, departures

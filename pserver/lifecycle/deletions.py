@@ -35,8 +35,6 @@ STORED_PIECE_ROWS = 1 << 14
 
 
 class Deletions:
-    """See module docstring."""
-
     rows: RowArrays
     """The rows in memory; set before any call."""
 
@@ -104,7 +102,7 @@ class Deletions:
     # --- rows of a store ---------------------------------------------------------------------------------------------
 
     def is_deleted(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
-        """See pserver.rows.row_cache.DeletedRows."""
+        """(U,) which keys of rows of the store were deleted, as DeletedRows says."""
         absent_U = self._life.absent(words_UW)
         with self.counting:
             went_U = self.gone.contains(keys_U)

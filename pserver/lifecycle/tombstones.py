@@ -24,8 +24,6 @@ START_KEYS = 64
 
 
 class Tombstones:
-    """See module docstring."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = _Keys()

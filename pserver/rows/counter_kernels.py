@@ -88,7 +88,7 @@ def count(number_Q, event_Q, time_s_Q, show_Q, click_Q, window_s_W, word_UC, ans
 
 @njit(nogil=True, cache=True)
 def _words(part_s):  # type: ignore[no-untyped-def]
-    """See `words_of`, by the length of a sub-window."""
+    """By the length of a sub-window."""
     if part_s < 0:
         return 3
     return 1 + 2 * (PARTS + 1) if part_s else 2

@@ -73,7 +73,7 @@ class DeletedRows(Protocol):
 
 
 class RowCache(RowArrays):
-    """See module docstring."""
+    """The rows of a table of which only some are in memory."""
 
     max_dirty: int
 
@@ -108,7 +108,6 @@ class RowCache(RowArrays):
 
     @property
     def row_bytes(self) -> int:
-        """See RowArrays."""
         return super().row_bytes + BOOKKEEPING_BYTES
 
     def attach(self, store: RowStore, num_rows: int) -> None:
@@ -116,22 +115,21 @@ class RowCache(RowArrays):
         self._store, self._num_away = store, num_rows
 
     def find(self, keys_U: U64) -> I32:
-        """See RowArrays. Loads rows from the store."""
+        """Loads rows from the store."""
         return self._pinned(keys_U, None)
 
     def find_ahead(self, keys_U: U64) -> I32:
-        """See RowArrays. Leaves room for the rows that a step makes of admitted keys."""
+        """Leaves room for the rows that a step makes of admitted keys."""
         if self._num_pins + len(keys_U) > self.max_rows // 2:
             return np.full(len(keys_U), kernels.EMPTY, np.int32)
         return self.find(keys_U)
 
     def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
-        """See RowArrays. Raises OutOfMemory."""
+        """Raises OutOfMemory."""
         assert start
         return self._pinned(keys_U, group_U)
 
     def release(self, rows_U: I32) -> None:
-        """See RowArrays."""
         self._unpin(rows_U)
         self.made_room()
 
@@ -147,13 +145,12 @@ class RowCache(RowArrays):
         assert sound, f"table {self._name!r}: rows released that no batch held"
 
     def made_room(self) -> None:
-        """See RowArrays."""
         with self._room:
             self._num_room_made += 1
             self._room.notify_all()
 
     def gather_present(self, keys_U: U64, out_UD: F32, purge: Callable[[I32], None]) -> None:
-        """See RowArrays. Loads nothing into memory, so it never waits for room."""
+        """Loads nothing into memory, so it never waits for room."""
         with self.still:
             super().gather_present(keys_U, out_UD, purge)
             away_U = np.flatnonzero(self.resident(keys_U) == kernels.EMPTY)
@@ -161,7 +158,6 @@ class RowCache(RowArrays):
         out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
 
     def away(self) -> Iterator[tuple[U64, U32]]:
-        """See RowArrays."""
         for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
             away_U = self.resident(keys_U) == kernels.EMPTY
             away_U &= ~self._is_deleted(keys_U, words_UW, found_out=False)
@@ -169,11 +165,9 @@ class RowCache(RowArrays):
 
     @property
     def num_stored(self) -> int:
-        """See RowArrays."""
         return 0 if self._store is None else self._store.num_writes
 
     def sweep_stored(self, chunk: tuple[U64, U32], num_stored: int, purge: Callable[[I32], None]) -> None:
-        """See RowArrays."""
         keys_U, words_UW = chunk
         suspect_U = self._is_deleted(keys_U, words_UW, found_out=False)
         if not suspect_U.any():
@@ -189,21 +183,17 @@ class RowCache(RowArrays):
                 self._stored(keys_U[away_U])  # the present rows: one may have been loaded, changed and evicted again
 
     def forget_stored(self, keys_U: U64) -> None:
-        """See RowArrays."""
         found_U, words_FW = self._stored(keys_U)
         if len(words_FW):
             self._note_deleted(keys_U[found_U], groups_of(words_FW))
 
     def stored_words(self, keys_U: U64) -> U32:
-        """See RowArrays."""
         return self._stored(keys_U)[1]
 
     def find_stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """See RowArrays."""
         return self._stored(keys_U)
 
     def stored(self) -> Iterator[tuple[U64, U32]]:
-        """See RowArrays."""
         return iter(()) if self._store is None else self._store.scan()
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -264,7 +254,6 @@ class RowCache(RowArrays):
         return found_U, words_FW
 
     def left(self, num_rows: int) -> None:
-        """See RowArrays."""
         with self._counting:
             self._num_away -= num_rows
 
@@ -285,7 +274,7 @@ class RowCache(RowArrays):
         return rows_U
 
     def _numbered(self, keys_U: U64) -> I32:
-        """See RowArrays. The numbers are pinned once; there is room."""
+        """The numbers are pinned once; there is room."""
         rows_U = super()._numbered(keys_U)
         self._uses_R[rows_U] = 0
         self._pins_R[rows_U] = 1
@@ -332,14 +321,13 @@ class RowCache(RowArrays):
         return int(looks)
 
     def remove(self, rows_U: I32) -> None:
-        """See RowArrays."""
         held_U = self._pins_R[rows_U] != 0
         self._remove(rows_U, held_U)
         self._pins_R[rows_U[~held_U]] = FREE
         self.made_room()
 
     def hand_over(self, found_U: I32, rows_U: I32) -> None:
-        """See RowArrays. Each row is pinned once, in whichever list."""
+        """Each row is pinned once, in whichever list."""
 
     def _await_room(self, room_made: int, num_keys: int, deadline: Deadline) -> None:
         """Wait until room was made more than `room_made` times."""

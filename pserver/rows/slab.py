@@ -109,36 +109,29 @@ class Slab:
         self.slab_RW = allocate((room, self._width), np.float32)
 
     def set(self, settings: RowSettings) -> None:
-        """See RowFloats."""
         self._settings = settings
 
     def grow(self, used: int, room: int) -> None:
-        """See RowFloats."""
         self.slab_RW, self.room = grown(self.slab_RW, used, room), room
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
-        """See RowFloats."""
         self._initialise(self.slab_RW, keys_R, group_R, begin, end)
 
     def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
-        """See RowFloats."""
         slab_UW = np.empty((len(rows_U), self._width), np.float32)
         self._initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
         self.slab_RW[rows_U] = slab_UW
 
     def free(self, rows_U: I32) -> None:
-        """See RowFloats. Does nothing."""
+        """Does nothing."""
 
     def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
-        """See RowFloats."""
         kernels.gather(self.slab_RW, rows_U, begin, end, out_UD)
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
-        """See RowFloats."""
         kernels.gather_present(self.slab_RW, changed_R, rows_U, self._settings.absent, out_UD)
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
-        """See RowFloats."""
         self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
 
     def put(self, rows_U: I32, rows_UD: F32) -> None:
@@ -146,19 +139,16 @@ class Slab:
         self.slab_RW.view(np.uint32)[rows_U, : rows_UD.shape[1]] = rows_UD.view(np.uint32)
 
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
-        """See RowFloats. Does nothing: rows start with their vectors."""
+        """Does nothing: rows start with their vectors."""
 
     def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
-        """See RowFloats."""
         row_format.pack(self.slab_RW.view(np.uint32), columns, rows_U, begin, end, keys_U, words_UW)
 
     def hold(self, words_UW: U32, rows_U: I32) -> None:
-        """See RowFloats. Does nothing."""
+        """Does nothing."""
 
     def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
-        """See RowFloats."""
         row_format.unpack(words_UW, rows_U, begin, end, self.slab_RW.view(np.uint32), columns)
 
     def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
-        """See RowFloats."""
         return join(*digest_rows(self.slab_RW.view(np.uint32), columns, rows_U, multipliers))

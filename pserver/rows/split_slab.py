@@ -36,7 +36,7 @@ NO_FLOATS = np.empty((0, 0), np.uint32)
 
 
 class SplitSlab:
-    """See module docstring, and pserver.rows.slab.RowFloats."""
+    """Both RowSlab and RowFloats (pserver.rows.slab)."""
 
     def __init__(
         self, room: int, settings: RowSettings, initialise: Initialise, moving: threading.RLock, *, bounded: bool
@@ -61,15 +61,12 @@ class SplitSlab:
 
     @property
     def more_bytes(self) -> int:
-        """See RowFloats."""
         return self._num_numbers * 4 * len(self._vector_X)
 
     def set(self, settings: RowSettings) -> None:
-        """See RowFloats."""
         self._settings = settings
 
     def grow(self, used: int, room: int) -> None:
-        """See RowFloats."""
         self.heads_RH = grown(self.heads_RH, used, room)
         self.vector_R = grown(self.vector_R, used, room)
         self.room = room
@@ -77,11 +74,9 @@ class SplitSlab:
     # --- creation and removal of rows and vectors --------------------------------------------------------------------
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
-        """See RowFloats."""
         self.start_at(np.arange(begin, end, dtype=np.int32), keys_R[begin:end], group_R[begin:end])
 
     def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
-        """See RowFloats."""
         self.heads_RH[rows_U] = self._settings.start_W[self._head_H]
         self.vector_R[rows_U] = EMPTY
         whole_U = np.flatnonzero(np.isneginf(self._settings.extend_G[group_U]))
@@ -89,7 +84,6 @@ class SplitSlab:
             self._give(rows_U[whole_U], keys_U[whole_U], group_U[whole_U])
 
     def free(self, rows_U: I32) -> None:
-        """See RowFloats."""
         with self._moving:
             numbers_U = self.vector_R[rows_U]
             self._free.put(numbers_U[numbers_U != EMPTY])
@@ -114,7 +108,6 @@ class SplitSlab:
         return np.concatenate([again_U, np.arange(begin, end, dtype=np.int32)])
 
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
-        """See RowFloats."""
         joining_U = np.empty(len(rows_U), np.int32)
         statistics = columns["show"], columns["click"], columns["group"]
         count = joining(self.vector_R, statistics, rows_U, self._settings.extend_G, nonclk, clk, joining_U)
@@ -125,11 +118,9 @@ class SplitSlab:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
-        """See RowFloats."""
         gather(self.heads_RH, self.vector_R, self.vectors_VX, rows_U, begin, end, out_UD)
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
-        """See RowFloats."""
         present_U = rows_U != EMPTY
         present_U[present_U] = changed_R[rows_U[present_U]] != 0
         there_U = frozen(rows_U[present_U])
@@ -139,7 +130,6 @@ class SplitSlab:
         out_UD[present_U] = there_UD
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
-        """See RowFloats."""
         floats_UW = np.empty((min(ROWS_AT_ONCE, end - begin), self._width), np.float32)
         places_U = frozen(np.arange(len(floats_UW), dtype=np.int32))
         for first in range(begin, end, ROWS_AT_ONCE):
@@ -159,7 +149,6 @@ class SplitSlab:
     # --- commits and digests -----------------------------------------------------------------------------------------
 
     def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
-        """See RowFloats."""
         row_format.pack(NO_FLOATS, columns, rows_U, begin, end, keys_U, words_UW)
         for first in range(begin, end, ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, end)
@@ -168,14 +157,12 @@ class SplitSlab:
             words_UW[first:last, HEAD:] = floats_UW.view(np.uint32)
 
     def hold(self, words_UW: U32, rows_U: I32) -> None:
-        """See RowFloats."""
         whole_U = words_UW[:, -1] != 0
         with self._moving:
             self.vector_R[rows_U] = EMPTY
             self.vector_R[rows_U[whole_U]] = self._numbered(int(whole_U.sum()))
 
     def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
-        """See RowFloats."""
         row_format.unpack(words_UW, rows_U, begin, end, NO_FLOATS, columns)
         for first in range(begin, end, ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, end)
@@ -183,7 +170,6 @@ class SplitSlab:
             put(*self._arrays(), rows_U, first, last, floats_UW)
 
     def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
-        """See RowFloats."""
         floats_UW = np.empty((min(ROWS_AT_ONCE, len(rows_U)), self._width), np.float32)
         places_U, parts = np.arange(len(floats_UW), dtype=np.int32), list[int]()
         for first in range(0, len(rows_U), ROWS_AT_ONCE):

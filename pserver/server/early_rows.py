@@ -33,7 +33,7 @@ class _Wish:
 
 
 class EarlyRows:
-    """See module docstring. Of one pass."""
+    """Of one pass."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks, self._step = num_ranks, -1

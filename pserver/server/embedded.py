@@ -70,21 +70,18 @@ class EmbeddedShards:
         """The last pulled batch that is only predicted, so that no exchange releases it."""
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
-        """See Shards."""
         self.call(OpenPass(pass_number), deadline)
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
-        """See Shards: there are no messages."""
+        """There are no messages."""
 
     def await_slices(self, num_slices: int) -> None:
-        """See Shards: all are here."""
+        """All are here."""
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
-        """See Shards."""
         return self._shard.resolve(tables, learn=learn)
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
-        """See Shards."""
         mine, before = _own(batch), self._predicted
         if before is not None and before is not mine:
             self._shard.release(before)
@@ -92,7 +89,6 @@ class EmbeddedShards:
         return self._rows(mine)
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
-        """See Shards."""
         batch = self._shard.resolve(tables, learn=False)
         try:
             return self._rows(batch)
@@ -100,7 +96,7 @@ class EmbeddedShards:
             self._shard.release(batch)
 
     def ask_early(self, step: int, batch: Prepared | None, following: Prepared | None, deadline: Deadline) -> None:
-        """See Shards: nothing travels."""
+        """Nothing travels."""
 
     def exchange(
         self,
@@ -111,7 +107,6 @@ class EmbeddedShards:
         scale: StepScale,
         deadline: Deadline,
     ) -> dict[str, F32] | None:
-        """See Shards."""
         push = None
         if batch is not None and gradients:
             push = Push(_own(batch), rounded_gradients(gradients, self._wires), scale.batch_samples)
@@ -130,31 +125,25 @@ class EmbeddedShards:
         return rounded_rows(self._shard.rows(batch), self._wires)
 
     def unanswered(self) -> Sequence[int]:
-        """See Shards: an embedded shard always answers."""
+        """An embedded shard always answers."""
         return ()
 
     def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
-        """See Shards."""
         return self.call(Recall(pass_number, questions), deadline)
 
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
-        """See Shards."""
         return self.call(SendJoinEvents(events), deadline)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
-        """See Shards."""
         return self.call(ClosePass(self._ledger.pass_number, day), deadline)
 
     def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
-        """See Shards."""
         return command.combine([self._host.run(command, 0, deadline)])
 
     def links(self) -> Links:
-        """See Shards."""
         return {}
 
     def close(self) -> None:
-        """See Shards."""
         if self._pool is not None:
             self._pool.shutdown()
         self._shard.close()

@@ -34,7 +34,7 @@ def waiting_s(left_s: float) -> float:
 
 
 class ShardHost:
-    """See module docstring. Any thread may call."""
+    """Any thread may call."""
 
     def __init__(
         self,

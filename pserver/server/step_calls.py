@@ -31,7 +31,7 @@ MAX_BATCHES_AHEAD = 2048
 
 
 class StepCalls:
-    """See module docstring. Any thread may call `announce`, one makes the other calls."""
+    """Any thread may call `announce`, one makes the other calls."""
 
     def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
         """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
@@ -142,7 +142,6 @@ class StepCalls:
 
     @property
     def merge_wait_s(self) -> float | None:
-        """See Consistency."""
         return self._ledger.policy.merge_wait_s
 
     def wait_no_longer(self) -> None:
@@ -168,7 +167,7 @@ class StepCalls:
             return self._ledger.missing()
 
     def apart(self) -> Sequence[Mapping[str, float]]:
-        """See ShardFigures. From any thread."""
+        """From any thread."""
         with self._turn:
             return [asdict(rank) for rank in self._ledger.steps.apart()]
 

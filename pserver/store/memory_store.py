@@ -18,8 +18,6 @@ from headrace.pserver.store.row_store import U32, U64, StoredFile, sort_order_of
 
 
 class MemoryRowStore:
-    """See pserver.store.row_store.RowStore."""
-
     def __init__(self, num_words: int) -> None:
         self.num_words = num_words
         self.num_writes = 0
@@ -42,14 +40,12 @@ class MemoryRowStore:
         return store
 
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """See RowStore."""
         found = [self._rows.get(key) for key in keys_U.tolist()]
         return np.array([row is not None for row in found], bool), self._joined(
             [row for row in found if row is not None]
         )
 
     def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
-        """See RowStore."""
         assert rows_UW.shape == (len(keys_U), self.num_words) and rows_UW.dtype == np.uint32
         gone = [] if gone_G is None else gone_G.tolist()
         assert not {*gone} & {*keys_U.tolist()}, "a key cannot be written and deleted"
@@ -59,7 +55,7 @@ class MemoryRowStore:
         self.num_writes += 1
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
-        """See RowStore; in one chunk, or none."""
+        """In one chunk, or none."""
         keys_R = np.array(list(self._rows), np.uint64)
         keys_R = keys_R[np.argsort(sort_order_of(keys_R))]
         bucket_R = keys_R % np.uint64(NUM_BUCKETS)
@@ -67,7 +63,7 @@ class MemoryRowStore:
         return iter([(wanted_U, self.get(wanted_U)[1])] if len(wanted_U) else [])
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
-        """See RowStore. Writes every row each time."""
+        """Writes every row each time."""
         assert not folder.exists(), folder
         (keys_U, rows_UW), *_ = *self.scan(), (np.empty(0, np.uint64), self._joined([]))
         try:

@@ -72,8 +72,6 @@ RECOVERY = Backoff((1.0,) * 7)
 
 
 class RocksRowStore:
-    """See pserver.store.row_store.RowStore."""
-
     def __init__(self, live: Path, db: Rdict, num_words: int, known: Mapping[str, StoredFile]) -> None:
         self.num_words, self.num_writes, self._num_taken_in = num_words, 0, 0
         self._live = live
@@ -113,7 +111,6 @@ class RocksRowStore:
             raise
 
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """See RowStore."""
         by_order_U = np.argsort(keys := sort_order_of(keys_U))
         sorted_found_U, rows_FW = self._files.get(keys[by_order_U], self._getters)
         found_U = np.empty_like(sorted_found_U)
@@ -121,7 +118,6 @@ class RocksRowStore:
         return found_U, rows_FW[np.argsort(by_order_U[sorted_found_U])]
 
     def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
-        """See RowStore."""
         assert rows_UW.shape == (len(keys_U), self.num_words) and rows_UW.dtype == np.uint32
         all_A = keys_U if gone_G is None else np.concatenate([keys_U, gone_G])
         if not len(all_A):
@@ -141,12 +137,10 @@ class RocksRowStore:
             path.unlink(missing_ok=True)
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
-        """See RowStore."""
         chunks = self._files.scan(*(bucket << 64 - BUCKET_BITS for bucket in (begin_bucket, end_bucket)))
         return ((keys_in_order(order_C), rows_CW) for order_C, rows_CW in chunks)
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
-        """See RowStore."""
         assert not folder.exists(), folder
         try:
             with _translated(folder):
@@ -164,7 +158,6 @@ class RocksRowStore:
         return files
 
     def close(self) -> None:
-        """See RowStore."""
         self._getters.shutdown()
         with suppress(DbClosedError):
             self._db.close()

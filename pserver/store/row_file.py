@@ -31,7 +31,7 @@ FILTER_TAIL = 5
 
 
 class RowFile:
-    """See module docstring. Raises StoreDamaged, StoreFailed, and FileNotFoundError if RocksDB has deleted it."""
+    """Raises StoreDamaged, StoreFailed, and FileNotFoundError if RocksDB has deleted it."""
 
     def __init__(self, path: Path, first: bytes, last: bytes) -> None:
         """`first` and `last`: the keys of its first and last entry."""

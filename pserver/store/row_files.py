@@ -33,7 +33,7 @@ MIN_ENTRY_BYTES = 12
 
 
 class RowFiles:
-    """See module docstring. Any thread; never changes."""
+    """Any thread; never changes."""
 
     def __init__(self, files: Mapping[str, RowFile], runs: Sequence[Sequence[str]], num_words: int) -> None:
         """`runs` name the files of each run, newest run first."""

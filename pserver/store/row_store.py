@@ -51,17 +51,13 @@ class StoredFile(msgspec.Struct, frozen=True):
 class RowWriter(Protocol):
     """The part of a RowStore that reads and replaces rows."""
 
-    def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """See RowStore."""
-        ...
+    def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]: ...
 
-    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
-        """See RowStore."""
-        ...
+    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None: ...
 
 
 class RowStore(Protocol):
-    """See module docstring. One thread writes, checkpoints and closes; any thread may read meanwhile.
+    """One thread writes, checkpoints and closes; any thread may read meanwhile.
 
     Rows are ordered by `order_of(key)`, the key rotated right by 12 bits, so that each virtual bucket (the key's lowest
     12 bits) is one range. Errors of pserver.errors: StoreFailed if the disk is full or fails; the call had no effect

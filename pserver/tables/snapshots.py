@@ -92,7 +92,7 @@ class TableSnapshots:
         lives: Sequence[AgingState],
         admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
     ) -> None:
-        """See pserver.tables.table.ShardTable.attach."""
+        """Before any row exists: use `store` with its `num_rows` rows."""
         self._load_facts(lives, admission)
         if isinstance(self.rows, RowCache):
             self.rows.attach(store, sum(rows_by_group.values()))
@@ -117,21 +117,22 @@ class TableSnapshots:
     def begin_advance(
         self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> U64:
-        """See pserver.tables.table.ShardTable.begin_advance."""
+        """After a restore, before the first pass: go on to a later commit."""
         self.begin_handed(lives, admission)
         return self.departures.gone.drop_all()
 
     def begin_handed(
         self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> None:
-        """See pserver.tables.table.ShardTable.begin_handed."""
+        """After a restore, before the first pass: go on to a state that was handed over."""
         if self.dirty.num_dirty or self.dirty.num_in_flight:
             raise InvalidShardCall(f"table {self.name!r} cannot advance: rows have changed since the restore")
         self.selection.start_anew()
         self._load_facts(lives, admission)
 
     def take_handed(self, keys_U: U64, words_UW: U32, gone_G: U64, gone_group_G: U16) -> None:
-        """See pserver.tables.table.ShardTable.take_handed."""
+        """Go on from the restored commit to the state that the shards before us handed over (`hand_over`), as if we had
+        trained to it: its rows are dirty."""
         assert not isinstance(self.rows, RowCache), "all rows are in memory"
         with self.rows.removing():
             rows_G = self.rows.look_up(gone_G[~np.isin(gone_G, keys_U)])
@@ -154,10 +155,8 @@ class TableSnapshots:
     def take_over(
         self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
     ) -> None:
-        """See pserver.tables.table.ShardTable.take_over.
-
-        1. Remove the rows in memory. 2. Replace those of the store. 3. Count; load them where all rows are in memory.
-        """
+        """1. Remove the rows in memory. 2. Replace those of the store. 3. Count; load them where all
+        rows are in memory."""
         made_G, bounded = self.departures.made_G, isinstance(self.rows, RowCache)
         with self.rows.still:
             with self.rows.removing():  # 1

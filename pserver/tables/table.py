@@ -369,7 +369,7 @@ class ShardTable:
         return self._departures.sweep()
 
     def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
-        """See Deletions."""
+        """The rows that `shrink` would delete now, among those that the open pass has not changed."""
         return self._departures.survey(shrink, stopping)
 
     def explain(self, key: int, group: int) -> dict[str, Any]:

@@ -26,8 +26,6 @@ KEYS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TableOverview:
-    """See module docstring."""
-
     rows: RowArrays
     life: TableAging
     selection: SlotAdmission
@@ -72,7 +70,7 @@ class TableOverview:
         return join(*digest_rows(*bits_of(slab_UW, columns), rows_U, self.multipliers))
 
     def explain(self, key: int, group: int, *, words: bool = False) -> dict[str, Any]:
-        """See pserver.tables.table.ShardTable.explain; `words`: the weights as bits, too."""
+        """`words`: the weights as bits, too."""
         facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
         facts["admission"] = self.selection.explain(key, group, self.life.day)
         words_UW = self._words_of(np.array([key], np.uint64))
@@ -96,7 +94,7 @@ class TableOverview:
         }
 
     def statistics_of(self, keys_U: U64) -> tuple[NDArray[np.bool_], F32]:
-        """See pserver.tables.table.ShardTable.statistics_of."""
+        """(U,) which keys have a row, and (U, 2) shows and clicks of these now; 0 without a row."""
         found_U, value_U2 = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), 2), np.float32)
         for begin in range(0, len(keys_U), KEYS_AT_ONCE):
             keys_P = keys_U[begin : begin + KEYS_AT_ONCE]

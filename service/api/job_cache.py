@@ -73,7 +73,7 @@ ALL = "*"
 
 
 class JobCache:
-    """See module docstring. Any thread."""
+    """Any thread."""
 
     def __init__(self, host: Host, kept: TimedCache | None = None) -> None:
         self._host, self.kept = host, kept or TimedCache()

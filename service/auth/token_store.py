@@ -17,12 +17,10 @@ class StoredTokens:
         self._records = records
 
     def all(self) -> list[Token]:
-        """See TokenRows."""
         with self._records.reading() as session:
             return [_token(row) for row in session.scalars(select(TokenRow).order_by(TokenRow.created_at, TokenRow.id))]
 
     def add(self, token: Token, now: datetime) -> None:
-        """See TokenRows."""
         live = select(TokenRow.name).where(
             TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
         )
@@ -41,7 +39,6 @@ class StoredTokens:
             )
 
     def revoke(self, token_id: str, now: datetime) -> bool:
-        """See TokenRows."""
         with self._records.session() as session:
             row = session.get(TokenRow, token_id)
             if row is not None and row.revoked_at is None:
@@ -49,7 +46,6 @@ class StoredTokens:
             return row is not None
 
     def used(self, token_id: str, now: datetime) -> None:
-        """See TokenRows."""
         with self._records.session() as session:
             session.execute(update(TokenRow).where(TokenRow.id == token_id).values(last_used_at=now))
 

@@ -87,18 +87,15 @@ class MemoryTokenRows:
         self._lock = threading.Lock()
 
     def all(self) -> list[Token]:
-        """See TokenRows."""
         with self._lock:
             return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
 
     def add(self, token: Token, now: datetime) -> None:
-        """See TokenRows."""
         with self._lock:
             check_room(token.name, [other.name for other in self._tokens.values() if other.live(now)])
             self._tokens[token.id] = token
 
     def revoke(self, token_id: str, now: datetime) -> bool:
-        """See TokenRows."""
         with self._lock:
             token = self._tokens.get(token_id)
             if token is not None and token.revoked_at is None:
@@ -106,7 +103,6 @@ class MemoryTokenRows:
             return token is not None
 
     def used(self, token_id: str, now: datetime) -> None:
-        """See TokenRows."""
         with self._lock:
             if token_id in self._tokens:
                 self._tokens[token_id] = replace(self._tokens[token_id], last_used_at=now)
@@ -171,7 +167,7 @@ class Tokens:
         return Caller(found.name, found.role)
 
     def at_once(self, token: str) -> Caller | None:
-        """See TokenLookup: only by a fresh copy, and for a token whose use was recorded lately."""
+        """Only by a fresh copy, and for a token whose use was recorded lately."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

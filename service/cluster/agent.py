@@ -134,7 +134,7 @@ class Joined:
 
 
 class Agent:
-    """See module docstring. A context. One thread; `stopping` may be set on any."""
+    """A context. One thread; `stopping` may be set on any."""
 
     def __init__(self, to: Joined, facts: AgentFacts, stopping: threading.Event) -> None:
         self._to, self._facts, self._stopping = to, facts, stopping

@@ -52,7 +52,6 @@ class Spawner:
     """Starts each process from nothing."""
 
     def start(self, command: Sequence[str], folder: Path) -> WorkerProcess:
-        """See Starter.start."""
         return SpawnedChild(command, folder)
 
 
@@ -66,22 +65,17 @@ class SpawnedChild:
         self.output: TextIO = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
 
     def terminate(self) -> None:
-        """See WorkerProcess."""
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """See WorkerProcess."""
         self._process.signal(number)
 
     def kill(self) -> None:
-        """See WorkerProcess."""
         self._process.kill()
 
     def wait(self) -> int:
-        """See WorkerProcess."""
         self._process.ends_within(None)
         return self._process.end()
 
     def release(self) -> None:
-        """See WorkerProcess."""
         self._process.close()

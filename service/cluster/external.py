@@ -51,7 +51,7 @@ from headrace.service.cluster.worker_plan import PYTHON
 
 
 class RemoteWorker:
-    """See WorkerHandle. `take_*` and `lose` belong to the launcher. Any thread.
+    """`take_*` and `lose` belong to the launcher. Any thread.
 
     Nothing is told to `on_line` and `on_exit` before `release`, and nothing at all of a worker that was not released.
     """
@@ -70,15 +70,12 @@ class RemoteWorker:
         self._told_exit = False
 
     def poll(self) -> int | None:
-        """See WorkerHandle.poll."""
         return self._code
 
     def terminate(self) -> None:
-        """See WorkerHandle.terminate."""
         self.order = max(self.order, Order.TERMINATE)
 
     def kill(self, within_s: float = KILL_S) -> bool:
-        """See WorkerHandle.kill."""
         with self._changed:
             self.order = Order.KILL
             never_fetched = not self._fetched and not self._over
@@ -89,7 +86,6 @@ class RemoteWorker:
             return self._changed.wait_for(lambda: self._over, within_s)
 
     def last_lines(self) -> list[str]:
-        """See WorkerHandle.last_lines."""
         with self._changed:
             return list(self._tail)
 
@@ -202,7 +198,7 @@ class JoinPoint:
 
 
 class ExternalLauncher:
-    """See Launcher. A context; `join`, `leave` and `report` are for agents (headrace.rpc.joining.Dispatcher)."""
+    """A context; `join`, `leave` and `report` are for agents (headrace.rpc.joining.Dispatcher)."""
 
     def __init__(self, point: JoinPoint, noted: Refusals = refusals.PROCESS) -> None:
         """Raises Unavailable or SpecError where the address is not available."""
@@ -245,7 +241,6 @@ class ExternalLauncher:
         self._server.close()
 
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
-        """See Launcher.prepare."""
         with self._lock:
             if generation < self._newest:
                 raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
@@ -258,14 +253,12 @@ class ExternalLauncher:
         self._server.change(self._head(generation), accepts)
 
     def waits_for(self) -> str | None:
-        """See Launcher.waits_for."""
         missing = self._missing()
         return None if missing is None else f"{missing}; {self._hint}"
 
     def start(
         self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
     ) -> list[WorkerHandle]:
-        """See Launcher.start."""
         with self._lock:
             if generation != self._newest:
                 raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
@@ -283,13 +276,12 @@ class ExternalLauncher:
         return list(workers)
 
     def end(self, code: int, reason: str) -> None:
-        """See Launcher.end. Returns when all agents have heard it, or are silent."""
+        """Returns when all agents have heard it, or are silent."""
         with self._lock:
             self._end = JobEnd(code, reason)
             self._lock.wait_for(lambda: not self._places.known, END_S)
 
     def join(self, agent: AgentFacts, signing_request: str) -> Answer:
-        """See Dispatcher.join."""
         if self._point.certifies:
             certificates.public_key_of(signing_request)  # it can be signed
         with self._lock:
@@ -306,13 +298,11 @@ class ExternalLauncher:
         return self._answer(what=offered, waits=waits)
 
     def leave(self, agent: AgentFacts) -> None:
-        """See Dispatcher.leave."""
         with self._lock:
             self._places.leave(agent.id)
             self._lock.notify_all()
 
     def report(self, report: WorkerReport) -> Order:
-        """See Dispatcher.report."""
         with self._lock:
             worker = self._workers.get(report.worker)
             if worker is None or worker.agent != report.agent or report.generation != self._newest or worker.over:

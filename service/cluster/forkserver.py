@@ -44,15 +44,13 @@ class ForkedChild:
         self._open = True
 
     def terminate(self) -> None:
-        """See WorkerProcess."""
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """See WorkerProcess. The forkserver kills the rest of the group when the leader is gone."""
+        """The forkserver kills the rest of the group when the leader is gone."""
         self.signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """See WorkerProcess."""
         poll = select.poll()
         poll.register(self.started.result()[1], select.POLLIN)
         poll.poll()
@@ -63,7 +61,6 @@ class ForkedChild:
             return self.ended.result()
 
     def release(self) -> None:
-        """See WorkerProcess."""
         with self._lock:
             self._open = False
             os.close(self.started.result()[1])
@@ -81,7 +78,6 @@ class ForkedChild:
             self.ended.set_result(-signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        """See WorkerProcess."""
         with self._lock, suppress(ProcessLookupError):
             if self._open:
                 signal.pidfd_send_signal(self.started.result()[1], number)
@@ -183,7 +179,6 @@ class ForkingStarter:
             self._running.close()
 
     def start(self, command: Sequence[str], folder: Path) -> WorkerProcess:
-        """See Starter.start."""
         if tuple(command[:3]) != PYTHON:
             return Spawner().start(command, folder)
         if self._running is None or self._running.gone:

@@ -25,7 +25,7 @@ from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 
 class GenerationPlans:
-    """See module docstring. No generation runs during a call."""
+    """No generation runs during a call."""
 
     def __init__(
         self,
@@ -75,25 +75,22 @@ class GenerationPlans:
         return self._plan(job, last, ResizeRole(prepared=self._spare and self._until is None))
 
     def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
-        """See StandbyPlans.beside. A generation runs during the call."""
+        """A generation runs during the call."""
         self._beside, self._resize = with_workers(self._job, trainers, shards), resize
         return self._plan(self._beside, last, ResizeRole(stands_by=resize, prepared=True))
 
     def has_claimed(self, plan: JobPlan) -> bool:
-        """See StandbyPlans.has_claimed."""
         return newest_generation(self._job.store / "log") >= plan.generation
 
     def is_handed_over(self) -> bool:
-        """See StandbyPlans.is_handed_over."""
         return handed_over(self._job.store, self._resize) is not None
 
     def is_decided(self) -> bool:
-        """See StandbyPlans.is_decided. If not, the job goes on with the newest commit."""
+        """If not, the job goes on with the newest commit."""
         whole = Commits(self._job.store).whole()
         return self.is_handed_over() or (bool(whole) and acted_in(whole[-1], self._resize))
 
     def adopt(self, plan: JobPlan) -> None:
-        """See StandbyPlans.adopt."""
         self._planned, self._until = self._beside, None
         clear_live(self._job.store, newest=plan.generation)
 

@@ -69,7 +69,7 @@ class JobRun:
         return outcome
 
     def status(self) -> Status:
-        """See JobRunner.status; after the end, with the final figures."""
+        """After the end, with the final figures."""
         return self._end or self.launcher.status()
 
 

@@ -50,21 +50,17 @@ class LocalWorker:
         self._waiter.start()
 
     def poll(self) -> int | None:
-        """See WorkerHandle.poll."""
         return self._code
 
     def terminate(self) -> None:
-        """See WorkerHandle.terminate."""
         self._child.terminate()
 
     def kill(self, within_s: float = KILL_S) -> bool:
-        """See WorkerHandle.kill."""
         self._child.kill()
         self._waiter.join(within_s)
         return not self._waiter.is_alive()
 
     def last_lines(self) -> list[str]:
-        """See WorkerHandle.last_lines."""
         return list(self._tail)
 
     def _read(self) -> None:
@@ -100,7 +96,6 @@ class ProcessLauncher:
             self._server.close()
 
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
-        """See Launcher.prepare."""
         if generation < self._newest:
             raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
         self._newest = generation
@@ -111,20 +106,18 @@ class ProcessLauncher:
         self._server = RendezvousServer(self.rendezvous, self._secret, len(specs), socket=socket)
 
     def beside(self) -> "ProcessLauncher":
-        """See SpareLauncher."""
         return ProcessLauncher(self._starter, self._authority)
 
     def waits_for(self) -> str | None:
-        """See Launcher.waits_for. This machine is always there."""
+        """This machine is always there."""
         return None
 
     def end(self, code: int, reason: str) -> None:
-        """See Launcher.end. Workers that are gone need not hear of it."""
+        """Workers that are gone need not hear of it."""
 
     def start(
         self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
     ) -> list[WorkerHandle]:
-        """See Launcher.start."""
         if generation != self._newest or self._server is None:
             raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
         children: list[WorkerProcess] = []

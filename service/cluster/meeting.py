@@ -104,12 +104,10 @@ class Meeting:
             self._changed.notify_all()
 
     def address(self, spec: WorkerSpec) -> str | None:
-        """See Rendezvous.address."""
         with self._changed:
             return self._roll.addresses.get(spec.name)
 
     def meet(self, member: Member, collectives: str, inputs: Mapping[str, str], within: Deadline) -> str | None:
-        """See RendezvousHost.meet."""
         with self._changed:
             self._roll.admit(member)
             self._roll.compare(member, inputs)
@@ -121,14 +119,13 @@ class Meeting:
             return self._roll.collectives
 
     def announce(self, member: Member, address: str) -> None:
-        """See RendezvousHost.announce."""
         with self._changed:
             self._roll.admit(member)
             self._roll.addresses[member.worker] = address
             self._roll.certified.setdefault(member.worker, datetime.now(UTC))
 
     def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
-        """See RendezvousHost.renew. Where no certificate shows the name, only the process that has come gets another
+        """Where no certificate shows the name, only the process that has come gets another
         one."""
         with self._changed:
             self._roll.check(member)
@@ -144,7 +141,6 @@ class Meeting:
         return certificate
 
     def unrenewed(self) -> dict[str, datetime]:
-        """See Rendezvous.unrenewed."""
         with self._changed:
             return {} if self._authority is None else self._roll.unrenewed(datetime.now(UTC))
 

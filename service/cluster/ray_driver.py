@@ -268,7 +268,7 @@ def write_line(output: IO[bytes], event: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """See module docstring."""
+    """Run the process until the launcher closes its pipe."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever Ray prints is no event
     tell = events_to(output)

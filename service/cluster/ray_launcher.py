@@ -216,7 +216,7 @@ AGAIN_S = 3.0
 
 
 class RayLauncher(ExternalLauncher):
-    """See Launcher. A context. Ray's actors and the process that holds the connection end with it."""
+    """A context. Ray's actors and the process that holds the connection end with it."""
 
     def __init__(self, point: JoinPoint, cluster: str) -> None:
         """`cluster`: the address of the Ray cluster. Raises Unavailable where the port of `point` is taken."""
@@ -240,7 +240,6 @@ class RayLauncher(ExternalLauncher):
         self._disconnect()
 
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
-        """See Launcher.prepare."""
         super().prepare(specs, generation)
         with self._state:
             self._waits = f"{self._at}, which starts {len(specs)} workers"
@@ -248,7 +247,7 @@ class RayLauncher(ExternalLauncher):
         self._place()
 
     def waits_for(self) -> str | None:
-        """See Launcher.waits_for. Tries again what has failed."""
+        """Tries again what has failed."""
         missing, now_s = self._missing(), time.monotonic()
         if missing is None:
             return None
@@ -266,7 +265,6 @@ class RayLauncher(ExternalLauncher):
         return f"waits for {waits}"
 
     def join(self, agent: AgentFacts, signing_request: str) -> Answer:
-        """See Dispatcher.join."""
         if agent.id in self._agents or self._end is not None:
             return super().join(agent, signing_request)
         if agent.id in self._former:

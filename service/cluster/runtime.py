@@ -130,7 +130,7 @@ class Launcher(Protocol):
 
     @property
     def rendezvous(self) -> Rendezvous:
-        """See Rendezvous."""
+        """Where the workers of its generations meet."""
         ...
 
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:

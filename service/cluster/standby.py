@@ -60,7 +60,7 @@ class StandbyPlans(Protocol):
 
 
 class StandbyWorkers:
-    """See module docstring. A context: what it has not handed over ends with it."""
+    """A context: what it has not handed over ends with it."""
 
     def __init__(
         self, present: Generation, plans: StandbyPlans, begin: Callable[[JobPlan], Successor], on_line: OnLine

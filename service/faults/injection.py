@@ -77,25 +77,20 @@ class HeldProcess:
         threading.Thread(target=self._wait, name="held-wait", daemon=True).start()
 
     def terminate(self) -> None:
-        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.terminate()
 
     def kill(self) -> None:
-        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """See WorkerProcess."""
         self._child.signal(number)
 
     def wait(self) -> int:
-        """See WorkerProcess."""
         return self._reported.result()
 
     def release(self) -> None:
-        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.release()
 
@@ -147,7 +142,6 @@ class HoldingStarter:
         self.children: dict[str, HeldProcess] = {}
 
     def start(self, command: Sequence[str], folder: Path) -> HeldProcess:
-        """See Starter."""
         child = HeldProcess(self._starter.start(command, folder))
         self.children[Path(command[-1]).stem] = child  # the name of its configuration file
         return child

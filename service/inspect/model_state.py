@@ -56,7 +56,7 @@ class ModelState(Protocol):
 
 
 class ExportState:
-    """See ModelState: an export and the exports it builds on. Raises ExportUnusable, ParentMissing."""
+    """The state of an export and of those that it builds on. Raises ExportUnusable, ParentMissing."""
 
     def __init__(self, export: Export) -> None:
         self.name = export.name
@@ -64,20 +64,17 @@ class ExportState:
 
     @property
     def tables(self) -> list[str]:
-        """See ModelState."""
         return list(self.chain[-1].tables)
 
     def rows(self, table: str) -> AbstractContextManager[Iterator[RowChunk]]:
-        """See ModelState."""
         return nullcontext(state_at(self.chain, table))
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See ModelState."""
         return self.chain[-1].dense()
 
 
 class CommitState:
-    """See ModelState: a commit, without the rows that a shrink deleted. `scratch` is on the commit's disk."""
+    """The state of a commit, without the rows that a shrink deleted. `scratch` is on the commit's disk."""
 
     def __init__(self, commit: Commit, scratch: Path) -> None:
         self.name, self._commit, self._scratch = commit.name, commit, scratch
@@ -86,7 +83,6 @@ class CommitState:
 
     @property
     def tables(self) -> list[str]:
-        """See ModelState."""
         return [name for name in self._job.tables if any(name in part.tables for part in self._commit.shards)]
 
     def groups(self, table: str) -> dict[str, int]:
@@ -99,7 +95,6 @@ class CommitState:
 
     @contextmanager
     def rows(self, table: str) -> Iterator[Iterator[RowChunk]]:
-        """See ModelState."""
         if table not in self.tables:
             yield iter(())
             return
@@ -123,7 +118,6 @@ class CommitState:
             yield RowChunk(slots, code_G[group_U], sign_U, rows.keys_U, weight_U, vector_UD)
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See ModelState."""
         try:
             found = load_file(self._commit.folder / DENSE)
         except (OSError, SafetensorError) as error:

@@ -51,7 +51,7 @@ class LauncherProcess:
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """See module docstring. Only its owner can read the folder. Readers raise Broken."""
+    """Only its owner can read the folder. Readers raise Broken."""
 
     path: Path
 

@@ -22,8 +22,6 @@ PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
 
 
 class ForegroundHost:
-    """See module docstring, and Host."""
-
     def __init__(self, job: LoadedJob, status: Callable[[], Status], records: Records, work: OperationQueue) -> None:
         self._job, self._status, self._records, self._work = job, status, records, work
         self._begun: datetime = utc_now()
@@ -31,20 +29,17 @@ class ForegroundHost:
 
     @property
     def work(self) -> OperationQueue:
-        """See Host."""
         return self._work
 
     @property
     def records(self) -> Records:
-        """See Host. They are deleted with the run."""
+        """They are deleted with the run."""
         return self._records
 
     def jobs(self) -> list[HostedJob]:
-        """See Host."""
         return [self.job(self._job.spec.name)]
 
     def job(self, name: str) -> HostedJob:
-        """See Host."""
         status = self.status(name)
         return HostedJob(
             name=name,
@@ -62,43 +57,36 @@ class ForegroundHost:
         )
 
     def create(self, request: NewJob, who: str) -> HostedJob:
-        """See Host."""
         raise NotHosted("no job can be created here")
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """See Host."""
         self._check(name)
         raise NotHosted("this job cannot be deleted")
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
-        """See Host."""
         self._check(name)
         raise NotHosted(f"{action.value} is only possible on its own terminal, where Ctrl-C ends it")
 
     @property
     def builds(self) -> Mapping[str, Path]:
-        """See Host."""
         return {}
 
     def use_build(self, name: str, build: str) -> HostedJob:
-        """See Host."""
         self._check(name)
         raise NotHosted("this job cannot move to another build")
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """See Host."""
         self._check(name)
         operation = change(self._work, name, self._job.store, keys, who, self._revise)
         self._revise()
         return operation
 
     def status(self, name: str) -> Status:
-        """See Host."""
         self._check(name)
         return self._status()
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
-        """See Host. A foreground run prints its lines and does not store them."""
+        """A foreground run prints its lines and does not store them."""
         self._check(name)
         return []
 

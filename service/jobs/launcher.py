@@ -113,7 +113,6 @@ class _Lines:
         self._output: OutputWriter | None = None
 
     def write(self, worker: str, text: str) -> None:
-        """See OutputWriter.write."""
         if self._output is None:
             self._early.append((worker, text))
         else:

@@ -50,7 +50,7 @@ TRASH, KEPT = "trash", "kept"
 
 
 class LocalHost:
-    """See service.jobs.host.Host. Created by `host_jobs`."""
+    """Created by `host_jobs`."""
 
     def __init__(self, config: ServiceConfig, active: Active, work: OperationQueue) -> None:
         self._config, self.records, self.work = config, active.records, work
@@ -75,7 +75,6 @@ class LocalHost:
 
     @property
     def builds(self) -> Mapping[str, Path]:
-        """See Host."""
         return {name: build.python for name, build in self._config.builds.items()}
 
     def start(self) -> None:
@@ -93,15 +92,13 @@ class LocalHost:
     # -- states
 
     def jobs(self) -> list[HostedJob]:
-        """See Host."""
         return [self._hosted(entry) for entry in self._register.all()]
 
     def job(self, name: str) -> HostedJob:
-        """See Host."""
         return self._hosted(self._register.get(name))
 
     def status(self, name: str) -> Status:
-        """See Host. "phase" is that of the job, "state" that of its launcher or of its end."""
+        """ "phase" is that of the job, "state" that of its launcher or of its end."""
         entry = self._register.get(name)
         try:
             return self._status(entry)
@@ -119,7 +116,6 @@ class LocalHost:
         return replace(last, job=entry.name, state=state, phase=phase.value)
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[PrintedLine]:
-        """See Host."""
         return output_files.read_lines(check_no_link(self._register.get(name).store / OUTPUT), worker, after, limit)
 
     def _last_status(self, entry: JobRecord, seen: ObservedState) -> Status:
@@ -161,9 +157,7 @@ class LocalHost:
     # -- requests
 
     def create(self, request: NewJob, who: str) -> HostedJob:
-        """See Host.
-
-        1. Check the spec and the limits. 2. Write the spec to the job's folder. 3. Add the job to the records: from
+        """1. Check the spec and the limits. 2. Write the spec to the job's folder. 3. Add the job to the records: from
         here on it exists, and starts. A folder left behind between 2 and 3 is reused.
         """
         check_size(request.spec)
@@ -214,7 +208,7 @@ class LocalHost:
         return self._hosted(entry)
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """See Host. A store that cannot be removed stays, with a warning, so that a broken job can be deleted.
+        """A store that cannot be removed stays, with a warning, so that a broken job can be deleted.
 
         1. Keep the supervisor from starting it. 2. Remove a store outside of its folder, unless it is kept. 3. Rename
         its folder. 4. Delete its record. 5. Remove its folder. If the service dies after 3, the job is broken until it
@@ -234,7 +228,6 @@ class LocalHost:
             shutil.rmtree(gone, ignore_errors=True)  # 5: the next start removes what is left
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
-        """See Host."""
         with self._supervisor.looking:
             entry = self._register.get(name)
             seen = self._supervisor.observed(entry)
@@ -243,7 +236,6 @@ class LocalHost:
         return self._hosted(entry)
 
     def use_build(self, name: str, build: str) -> HostedJob:
-        """See Host."""
         interpreter(self.builds, build)
         with self._supervisor.looking:
             entry = self._register.get(name)
@@ -253,7 +245,7 @@ class LocalHost:
         return self._hosted(entry)
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """See Host. The revision changes now, and again when the keys take effect."""
+        """The revision changes now, and again when the keys take effect."""
         entry = self._register.get(name)
         operation = change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
         self._register.revised(name)

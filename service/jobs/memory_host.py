@@ -25,7 +25,7 @@ FOLLOWS = {
 
 @dataclass
 class MemoryHost:
-    """See module docstring. Actions take effect at once."""
+    """Actions take effect at once."""
 
     records: Records
     work: OperationQueue
@@ -44,19 +44,16 @@ class MemoryHost:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def jobs(self) -> list[HostedJob]:
-        """See Host."""
         with self._lock:
             return [self._jobs[name] for name in sorted(self._jobs)]
 
     def job(self, name: str) -> HostedJob:
-        """See Host."""
         with self._lock:
             if name not in self._jobs:
                 raise UnknownJob(name, sorted(self._jobs))
             return self._jobs[name]
 
     def create(self, request: NewJob, who: str) -> HostedJob:
-        """See Host."""
         spec = {**request.spec, **({"name": request.name} if request.name else {})}
         name = str(spec.get("name"))
         folder = self.root / name
@@ -81,14 +78,12 @@ class MemoryHost:
             return self._jobs[name]
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """See Host."""
         with self._lock:
             if self.job(name).phase not in AT_REST:
                 raise StillRunning(name, "runs")
             del self._jobs[name]
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
-        """See Host."""
         desired, phase = FOLLOWS[action]
         with self._lock:
             job = self.job(name)
@@ -96,21 +91,18 @@ class MemoryHost:
             return self._jobs[name]
 
     def use_build(self, name: str, build: str) -> HostedJob:
-        """See Host."""
         with self._lock:
             job = self.job(name)
             self._jobs[name] = replace(job, build=build, revision=job.revision + 1, changed=utc_now())
             return self._jobs[name]
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """See Host."""
         with self._lock:
             job = self.job(name)
             self._jobs[name] = replace(job, revision=job.revision + 1)
         return self.work.start("set", name, who, lambda *_: {"keys": dict(keys), "version": 1})
 
     def status(self, name: str) -> Status:
-        """See Host."""
         self.job(name)
         self.asked += 1
         if self.away is not None:
@@ -118,7 +110,6 @@ class MemoryHost:
         return read(Status, self.statuses.get(name, {"job": name, "state": "starting"}))
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
-        """See Host."""
         self.job(name)
         found = [line for line in self.lines.get(name, []) if worker in (None, line.worker)]
         return found[-limit:] if after < 0 else [line for line in found if line.after > after][:limit]

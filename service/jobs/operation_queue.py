@@ -73,9 +73,7 @@ class Operation:
 class ReportProgress(Protocol):
     """Reports the progress of an operation: from 0 to 1 or None, and a text. Raises Cancelled after a cancellation."""
 
-    def __call__(self, progress: float | None, said: str, /) -> None:
-        """See above."""
-        ...
+    def __call__(self, progress: float | None, said: str, /) -> None: ...
 
 
 Act = Callable[[ReportProgress, threading.Event], Any]
@@ -95,11 +93,9 @@ class UntilCancelled(Deadline):
         return cls(Deadline.after(seconds).at_s, cancelled)
 
     def left_s(self) -> float:
-        """See Deadline."""
         return 0.0 if self.cancelled.is_set() else Deadline.left_s(self)
 
     def passed(self) -> bool:
-        """See Deadline."""
         return self.cancelled.is_set() or Deadline.passed(self)
 
 
@@ -142,7 +138,7 @@ class _Asked:
 
 
 class OperationQueue:
-    """See module docstring. Any thread."""
+    """Any thread."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class JobRecord:
 
 
 class JobRegistry:
-    """See module docstring. Any thread."""
+    """Any thread."""
 
     def __init__(self, records: Records) -> None:
         self._records = records

@@ -78,7 +78,7 @@ class _Watched:
 
 
 class Supervisor:
-    """See module docstring. It has a thread; any thread may call its methods."""
+    """It has a thread; any thread may call its methods."""
 
     def __init__(
         self,

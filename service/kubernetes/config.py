@@ -10,7 +10,7 @@ IMAGE = f"headrace:{headrace.__version__}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
-    """See module docstring. Secrets are named, never read: `kubectl create secret` makes them."""
+    """Secrets are named, never read: `kubectl create secret` makes them."""
 
     image: str = IMAGE
     namespace: str = "default"

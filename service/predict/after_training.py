@@ -92,12 +92,12 @@ class RunThenPredict:
                 self._predicting = ""
 
     def status(self) -> Status:
-        """See JobRun.status. A job that predicts is still "draining"."""
+        """A job that predicts is still "draining"."""
         status = self._run.status()
         return replace(status, state="draining", predicting=self._predicting) if self._predicting else status
 
     def lacks(self) -> str:
-        """See JobRunner.lacks."""
+        """The things that it lacks to be ready, in words; "" while it runs a worker."""
         return self._run.launcher.lacks()
 
     def drain(self) -> None:

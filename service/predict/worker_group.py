@@ -46,7 +46,7 @@ class WorkerDied(Unavailable):
 
 
 class WorkerGroup:
-    """See module docstring. One thread; `on_line` is called on others."""
+    """One thread; `on_line` is called on others."""
 
     def __init__(self, job: LoadedJob, launcher: Launcher, on_line: OnLine, check: Callable[[], None]) -> None:
         """`check` raises where the prediction was cancelled."""

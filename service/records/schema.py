@@ -73,7 +73,7 @@ class Instant(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
-        """See TypeDecorator. Raises RowDamaged for a value that is not a time."""
+        """Raises RowDamaged for a value that is not a time."""
         process = super().result_processor(dialect, coltype)
         return process and partial(_or_damaged, process)
 

@@ -69,7 +69,7 @@ class TableNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """See module docstring. Bytes and seconds; "_second" is in the busiest hour."""
+    """Bytes and seconds; "_second" is in the busiest hour."""
 
     demand: Demand
     tables: tuple[TableNeed, ...]

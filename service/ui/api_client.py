@@ -75,7 +75,7 @@ def routes_of(document: Mapping[str, Any]) -> dict[str, Route]:
 
 
 class Visitor:
-    """See module docstring, and Asker."""
+    """The page's calls of the API, as the visitor's."""
 
     def __init__(self, api: FastAPI, visit: Visit) -> None:
         self._visit = visit
@@ -101,7 +101,6 @@ class Visitor:
         return self._has_tokens
 
     def may(self, operation: str) -> bool:
-        """See ApiCaller."""
         route = self._routes[operation]
         try:
             self._guard.admit(self.caller, route.role, route.act)
@@ -110,12 +109,10 @@ class Visitor:
         return True
 
     async def get(self, path: str, **query: Any) -> Any:
-        """See ApiCaller."""
         params = {name: value for name, value in query.items() if value is not None}
         return _content(await self._http.get(f"/v1{path}", params=params))
 
     async def call(self, operation: str, names: Mapping[str, str], body: Any = None, etag: str | None = None) -> Any:
-        """See ApiCaller."""
         route = self._routes[operation]
         headers = {REPEAT_KEY: str(uuid4())} if route.method == "POST" else {}
         if etag is not None:

@@ -40,7 +40,7 @@ Row = tuple[str, Sequence[GridCell]]
 
 
 class Grid:
-    """See module docstring. Without rows it shows the text `empty`."""
+    """Without rows it shows the text `empty`."""
 
     def __init__(
         self, columns: Sequence[Column], empty: str, *, sort: int | None = None, descending: bool = False,

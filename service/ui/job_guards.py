@@ -62,8 +62,6 @@ def age_rows(ages: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 class GuardsPart:
-    """See module docstring."""
-
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         with panel("Price of age", "old versions against the job itself, over the same events"):

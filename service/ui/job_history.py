@@ -114,8 +114,6 @@ def log_rows(lines: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 class HistoryTab:
-    """See module docstring."""
-
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):

@@ -53,7 +53,7 @@ def slice_rows(ours: Slices, theirs: Slices, choice: str) -> list[Row]:
 
 
 class SlicesPart:
-    """See module docstring."""
+    """The part of a job's page about metrics by slice."""
 
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name
@@ -149,7 +149,7 @@ def learning_lines(
 
 
 class LearningPart:
-    """See module docstring."""
+    """The part of a job's page about what it learns."""
 
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name, self._other = visitor, name, NOBODY

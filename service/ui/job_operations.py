@@ -43,8 +43,6 @@ def _cells(operation: Mapping[str, Any]) -> Sequence[GridCell]:
 
 
 class OperationsPart:
-    """See module docstring."""
-
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name
         self._may = visitor.may("cancelOperation")

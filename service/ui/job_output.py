@@ -58,7 +58,7 @@ def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 class OutputPart:
-    """See module docstring."""
+    """The part of a job's page about its output."""
 
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
@@ -82,7 +82,7 @@ class OutputPart:
 
 
 class LettersPart:
-    """See module docstring."""
+    """The part of a job's page about dead letters."""
 
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name

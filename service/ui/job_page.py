@@ -52,7 +52,6 @@ class NowPart:
         self._learning, self._stream = LearningPart(visitor, name), StreamPart(name, recorder)
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
-        """See TabContent."""
         if self._looks % JOBS_EVERY == 0:
             self._learning.others([each["name"] for each in await list_all(self._visitor, "/jobs")])
         self._looks += 1
@@ -152,7 +151,7 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class JobPage:
-    """See module docstring."""
+    """The page of one job."""
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW

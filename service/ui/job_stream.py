@@ -43,8 +43,6 @@ def freshness_line(moments: Sequence[FigureRecord]) -> tuple[str, list[ChartLine
 
 
 class StreamPart:
-    """See module docstring."""
-
     def __init__(self, name: str, recorder: Recorder) -> None:
         self._name, self._recorder, self._shown = name, recorder, -1.0
         with ui.element("div").classes("side"):

@@ -73,8 +73,6 @@ def held_words(table: Mapping[str, Any]) -> str:
 
 
 class TablesPart:
-    """See module docstring."""
-
     def __init__(self, visitor: ApiCaller, name: str, recorder: Recorder) -> None:
         self._visitor, self._name, self._recorder = visitor, name, recorder
         self._path = f"/jobs/{quote(name, safe='')}"

@@ -76,8 +76,6 @@ def _figure(words: Any, value: float | None) -> GridCell:
 
 
 class JobsOverview:
-    """See module docstring."""
-
     def __init__(self, visitor: ApiCaller) -> None:
         self._visitor, self._turn = visitor, 0
         self._figures: dict[str, Mapping[str, Any]] = {}

@@ -40,7 +40,7 @@ class FigureRecord:
 
 
 class Recorder:
-    """See module docstring. `look` on any one thread, `moments` on any."""
+    """`look` on any one thread, `moments` on any."""
 
     def __init__(self, statuses: JobCache, now_s: Callable[[], float] = time.time) -> None:
         self._statuses, self._now_s = statuses, now_s

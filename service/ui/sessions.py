@@ -19,7 +19,7 @@ IDLE_S = 12 * 3_600.0
 
 
 class Sessions:
-    """See module docstring. Any thread."""
+    """Any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, max_sessions: int = MAX_SESSIONS) -> None:
         self._now, self._max_sessions = now, max_sessions

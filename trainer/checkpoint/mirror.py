@@ -89,7 +89,7 @@ class MirrorCatalog:
 
 
 class Mirror:
-    """See module docstring. Errors: BlobUnavailable, unless stated."""
+    """Errors: BlobUnavailable, unless stated."""
 
     def __init__(self, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
         self.blobs, self._signature = blobs, signature

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class MirrorUploader:
-    """See module docstring. Any thread may call."""
+    """Any thread may call."""
 
     def __init__(
         self,

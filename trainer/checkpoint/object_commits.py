@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class ObjectCommits:
-    """See module docstring. The thread of the committer calls; `status` is for any thread."""
+    """The thread of the committer calls; `status` is for any thread."""
 
     def __init__(self, store: ObjectStore, sequence: FenceSequence, parent: Commit | None, gc_grace_s: float) -> None:
         """`sequence`: the fence, claimed by this process. `parent`: the commit that was restored."""

@@ -51,7 +51,7 @@ class PreparedStore:
 
 
 class ObjectStore:
-    """See module docstring. Errors: BlobUnavailable, unless stated."""
+    """Errors: BlobUnavailable, unless stated."""
 
     def __init__(self, address: str, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
         self.address, self.blobs, self.signature = address, blobs, signature

@@ -196,57 +196,47 @@ class SingleRank:
     world = 1
 
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Ranks."""
         return array
 
     def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See Ranks."""
         return array
 
     def all_reduce(self, flat: Tensor) -> Callable[[], None]:
-        """See Ranks."""
         return lambda: None
 
     def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
-        """See Ranks."""
         return lambda: None
 
     def all_gather(self, flat: Tensor, size: int) -> None:
-        """See Ranks."""
+        pass
 
     def all_gather_of_ranks(self, flat: Tensor) -> Callable[[], None]:
-        """See Ranks."""
         return lambda: None
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
-        """See Ranks."""
+        pass
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """See Ranks."""
         return [dict(columns)]
 
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """See Ranks."""
         assert message is not None, "rank 0 passes a message"
         return message
 
     def meet(self) -> None:
-        """See Ranks."""
+        pass
 
     def stages(self, plan: StagePlan) -> StageSteps:
-        """See Ranks."""
         return WholeSteps(plan)
 
     def links(self) -> Links:
-        """See Ranks."""
         return {}
 
     def waited_s(self) -> NDArray[np.float64]:
-        """See Ranks."""
         return np.zeros((1, 1))
 
     def close(self) -> None:
-        """See Ranks."""
+        pass
 
 
 @contextmanager
@@ -305,7 +295,6 @@ class TorchRanks:
 
     @_together
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Ranks."""
         tensor = torch.from_numpy(array.copy())
         dist.all_reduce(tensor)
         self._traffic.all_reduce(array.nbytes)
@@ -313,7 +302,6 @@ class TorchRanks:
 
     @_together
     def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See Ranks."""
         mine = torch.from_numpy(np.concatenate([array.reshape(-1), self.waits.bring()]))
         parts_RN = torch.empty((self.world, len(mine)), dtype=mine.dtype)
         dist.all_gather(list(parts_RN), mine)
@@ -326,14 +314,14 @@ class TorchRanks:
         return total
 
     def all_reduce(self, flat: Tensor) -> Callable[[], None]:
-        """See Ranks: torch's own threads sum meanwhile. Only the time in the wait counts."""
+        """Torch's own threads sum meanwhile. Only the time in the wait counts."""
         with _joined(self.rank):
             work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         self._traffic.all_reduce(flat.nbytes)
         return lambda: self._finish(work, ALL_REDUCE)
 
     def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
-        """See Ranks. Its time counts as that of all_reduce, whose place it takes in a step."""
+        """Its time counts as that of all_reduce, whose place it takes in a step."""
         with _joined(self.rank):
             work, rest = self._sliced(size).reduce_scatter(flat)
 
@@ -345,12 +333,11 @@ class TorchRanks:
         return finish
 
     def all_gather(self, flat: Tensor, size: int) -> None:
-        """See Ranks."""
         with _joined(self.rank):
             self._sliced(size).all_gather(flat)
 
     def all_gather_of_ranks(self, flat: Tensor) -> Callable[[], None]:
-        """See Ranks. Its time counts as that of all_reduce, whose place it takes in a step."""
+        """Its time counts as that of all_reduce, whose place it takes in a step."""
         own = flat.view(self.world, -1)[self.rank]
         with _joined(self.rank):
             work = dist.all_gather_into_tensor(flat, own, async_op=True)
@@ -372,14 +359,13 @@ class TorchRanks:
 
     @_together
     def copy_from_rank_0(self, flat: Tensor) -> None:
-        """See Ranks."""
         for bucket in torch.split(flat, BUCKET_FLOATS):
             dist.broadcast(bucket, 0)
         self._traffic.broadcast(flat.nbytes)
 
     @_together
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """See Ranks: each rank sends its lengths and its bytes, so a slow link is waited for twice at most."""
+        """Each rank sends its lengths and its bytes, so a slow link is waited for twice at most."""
         payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns.values())
         sizes = torch.tensor([len(payload), *(len(column) for column in columns.values())])
         mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
@@ -403,7 +389,7 @@ class TorchRanks:
 
     @_together
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """See Ranks: one broadcast for a short message, two for a long one."""
+        """One broadcast for a short message, two for a long one."""
         text = json.dumps(message).encode() if self.rank == 0 else b""
         first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
         if self.rank == 0:
@@ -423,7 +409,7 @@ class TorchRanks:
 
     @_together
     def meet(self) -> None:
-        """See Ranks: each rank leaves a key in the store, and waits for those of the others."""
+        """Each rank leaves a key in the store, and waits for those of the others."""
         self._num_met += 1
         self._store.set(_met(self._num_met, self.rank), "")
         self._store.wait([_met(self._num_met, rank) for rank in range(self.world)], timedelta(seconds=MEET_S))
@@ -432,19 +418,16 @@ class TorchRanks:
                 self._store.delete_key(_met(self._num_met - 1, rank))
 
     def stages(self, plan: StagePlan) -> StageSteps:
-        """See Ranks: by torch's pipelining. Its time does not count as a wait for other ranks."""
+        """By torch's pipelining. Its time does not count as a wait for other ranks."""
         return DividedSteps(plan, self.rank, self.world, lambda: _joined(self.rank), self._traffic)
 
     def links(self) -> Links:
-        """See Ranks."""
         return links_of(self._traffic.peers)
 
     def waited_s(self) -> NDArray[np.float64]:
-        """See Ranks."""
         return self.waits.waited_s
 
     def close(self) -> None:
-        """See Ranks."""
         dist.destroy_process_group()
 
 

@@ -71,7 +71,6 @@ class WholeSteps:
         self._plan = plan
 
     def lead(self, x_BW: Tensor, beside_BT: Tensor, target_BK: Tensor) -> Tensor:
-        """See StageSteps."""
         number = self._plan.num_micro_batches
         rows = number * micro_batch_size(len(x_BW), number)
         leaves = _leaf(x_BW, rows), _leaf(beside_BT, rows)
@@ -87,7 +86,6 @@ class WholeSteps:
         return torch.cat(logits)[: len(x_BW)]
 
     def follow(self, num_samples: int) -> None:
-        """See StageSteps."""
         raise AssertionError("there is no other rank")
 
 
@@ -108,7 +106,6 @@ class DividedSteps:
         """By the size of micro-batches: at most eight for each power of two up to the largest batch."""
 
     def lead(self, x_BW: Tensor, beside_BT: Tensor, target_BK: Tensor) -> Tensor:
-        """See StageSteps."""
         num_samples, last = len(x_BW), self._world - 1
         size = micro_batch_size(num_samples, self._plan.num_micro_batches)
         rows = size * self._plan.num_micro_batches
@@ -127,7 +124,6 @@ class DividedSteps:
         return logits_BT[:num_samples]
 
     def follow(self, num_samples: int) -> None:
-        """See StageSteps."""
         size = micro_batch_size(num_samples, self._plan.num_micro_batches)
         rows = size * self._plan.num_micro_batches
         with self._joined():

@@ -22,8 +22,6 @@ from headrace.trainer.dense_config import DenseSection
 
 
 class AllReduceDense(FlatDense):
-    """See module docstring, and DenseStrategy."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -33,7 +31,7 @@ class AllReduceDense(FlatDense):
         *,
         seed: int = 0,
     ) -> None:
-        """See FlatDense. `seed`: of the job."""
+        """`seed`: of the job."""
         super().__init__(model, config, ranks, more)
         has_any, by_ranks = self._grad.numel() > 0, config.compression == "dgc"
         self._sums: GradientSums = BucketSums(self._grad, model, more or {}, ranks, config)
@@ -47,7 +45,6 @@ class AllReduceDense(FlatDense):
         self._clip_norm = None if by_ranks else config.clip_norm
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy."""
         if self._optimizer is not None:
             self._optimizer.lr = lr
 
@@ -57,35 +54,32 @@ class AllReduceDense(FlatDense):
         return self._grad
 
     def clear(self) -> None:
-        """See DenseStrategy."""
         self._sums.clear()
         super().clear()
 
     def fills(self, loss_scale: float) -> None:
-        """See DenseStrategy."""
         self._sums.fills(loss_scale)
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy: every step does, unless there are no dense parameters."""
+        """Every step does, unless there are no dense parameters."""
         return self._grad.numel() > 0
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy: begins to sum the gradient over ranks."""
+        """Begins to sum the gradient over ranks."""
         self._sums.begin(loss_scale)
 
     @recorded(Span.REDUCE)
     def wait(self) -> None:
-        """See DenseStrategy: for the sums."""
+        """For the sums."""
         self._sums.wait()
         self._sums.result()
 
     def finite(self) -> bool:
-        """See DenseStrategy: collective with overlap."""
+        """Collective with overlap."""
         return self._sums.finite() if self._sums.checks else self._flat.finite(self._ranks.world)
 
     def step(self) -> None:
-        """See DenseStrategy."""
         if self._optimizer is None:
             return
         if self._clip_norm is not None:
@@ -93,13 +87,13 @@ class AllReduceDense(FlatDense):
         self._optimizer.step(self._grad)
 
     def flush(self) -> None:
-        """See DenseStrategy: every step is complete, but for the sums of one that was skipped."""
+        """Every step is complete, but for the sums of one that was skipped."""
         self._sums.wait()
         if self._sums.of_ranks is not None:
             self._sums.of_ranks.close_pass()
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: weights, buffers and optimizer state."""
+        """Weights, buffers and optimizer state."""
         found = self._flat.tensors()
         if self._optimizer is not None:
             for name, value in sorted(self._optimizer.state.items()):
@@ -107,11 +101,10 @@ class AllReduceDense(FlatDense):
         return found | self._sums.tensors()
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: every rank holds everything, but for what the others have for themselves."""
+        """Every rank holds everything, but for what the others have for themselves."""
         return self.tensors() | ({} if self._sums.of_ranks is None else self._sums.of_ranks.consolidate())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy."""
         self._flat.load(tensors)
         state, device = state_in(tensors), self._grad.device
         if self._optimizer is not None and state.keys() == self._state_names:
@@ -119,6 +112,6 @@ class AllReduceDense(FlatDense):
         self._sums.load(tensors)
 
     def digest(self) -> str:
-        """See DenseStrategy: over all tensors, and those that ranks have for themselves."""
+        """Over all tensors, and those that ranks have for themselves."""
         digest = digest_of(self.tensors())
         return digest if self._sums.of_ranks is None else self._sums.of_ranks.digest(digest)

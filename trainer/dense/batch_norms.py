@@ -41,18 +41,16 @@ class OwnBatchNorms:
         self._model = model
 
     def open_step(self, *, all_have: bool) -> None:
-        """See BatchNorms."""
+        pass
 
     def forward(self, num_samples: int) -> AbstractContextManager[None]:
-        """See BatchNorms."""
         return evaluating(m for m in self._model.modules() if num_samples == 1 and isinstance(m, _BatchNorm))
 
     def backward(self) -> AbstractContextManager[None]:
-        """See BatchNorms."""
         return nullcontext()
 
     def follow(self, *, backward: bool) -> None:
-        """See BatchNorms."""
+        pass
 
 
 def batch_norms(buffers: Literal["rank0", "sync_bn"], model: nn.Module, ranks: Ranks) -> BatchNorms:

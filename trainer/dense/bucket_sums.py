@@ -18,8 +18,6 @@ from headrace.trainer.dense_config import DenseSection
 
 
 class BucketSums:
-    """See module docstring, and GradientSums."""
-
     def __init__(
         self,
         gradient: Tensor,
@@ -64,13 +62,11 @@ class BucketSums:
         return range(begin // size, (begin + max(1, parameter.numel()) - 1) // size + 1)
 
     def clear(self) -> None:
-        """See GradientSums."""
         self.wait()
         self._num_rounded = self._num_begun = 0
         self._finite, self._loss_scale, self._missing = True, 1.0, None
 
     def fills(self, loss_scale: float) -> None:
-        """See GradientSums."""
         self._loss_scale, self._missing = loss_scale, list(self._num_parameters)
 
     def _filled(self, parameter: Tensor) -> None:
@@ -83,7 +79,7 @@ class BucketSums:
             self._begin_next()
 
     def finite(self) -> bool:
-        """See GradientSums. With `overlap` collective: begins the rest of the sums."""
+        """With `overlap` collective: begins the rest of the sums."""
         while self._num_rounded < len(self._order):
             self._round_next()
         while self._overlap and self._num_begun < len(self._order):
@@ -91,30 +87,26 @@ class BucketSums:
         return self._finite
 
     def begin(self, loss_scale: float) -> None:
-        """See GradientSums."""
         self._loss_scale = loss_scale
         while self._num_begun < len(self._order):
             self._begin_next()
 
     def wait(self) -> None:
-        """See GradientSums."""
         sums, self._sums = self._sums, []
         for each in sums:
             each()
 
     def result(self) -> None:
-        """See GradientSums."""
         if self.residuals is not None:
             self.residuals.keep()
         elif self._loss_scale != 1:
             self._gradient.div_(self._loss_scale)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See GradientSums: there are none."""
+        """There are none."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See GradientSums."""
         if self.of_ranks is not None:
             self.of_ranks.load(tensors)
 

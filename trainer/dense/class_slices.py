@@ -34,7 +34,7 @@ STEPS = PREFIX + "steps"
 
 
 class ClassSlicesDense:
-    """See module docstring, and DenseStrategy. `rest`: the strategy of all other parameters."""
+    """`rest`: the strategy of all other parameters."""
 
     def __init__(self, rest: "DenseStrategy", rows: ClassRows, config: DenseSection, ranks: Ranks) -> None:
         self._rest, self._rows, self._ranks = rest, rows, ranks
@@ -46,54 +46,43 @@ class ClassSlicesDense:
 
     @property
     def slices(self) -> Mapping[str, Keys]:
-        """See DenseStrategy."""
         return self._rest.slices
 
     def take(self, rows: Mapping[str, F32]) -> None:
-        """See DenseStrategy."""
         self._rest.take(rows)
 
     def push(self) -> dict[str, Gradients]:
-        """See DenseStrategy."""
         return self._rest.push()
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy: classes have the rate of all others."""
+        """Classes have the rate of all others."""
         self._rest.set_lr(lr)
         self._optimizer.lr = lr
 
     def clear(self) -> None:
-        """See DenseStrategy."""
         self._rest.clear()
         self._rows.clear()
 
     def fills(self, loss_scale: float) -> None:
-        """See DenseStrategy."""
         self._rest.fills(loss_scale)
 
     def note(self, share: float, loss: float) -> None:
-        """See DenseStrategy."""
         self._rest.note(share, loss)
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy."""
         return self._rest.communicates(step)
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy."""
         self._rest.after_backward(step, loss_scale)
 
     def wait(self) -> None:
-        """See DenseStrategy."""
         self._rest.wait()
 
     def finite(self) -> bool:
-        """See DenseStrategy."""
         gradient = self._rows.gradient_KV
         return self._rest.finite() and (gradient is None or not gradient.numel() or within(gradient, MAX_FLOAT32))
 
     def step(self) -> None:
-        """See DenseStrategy."""
         self._rest.step()
         gradient, place_K = self._rows.gradient_KV, self._rows.place_K
         if gradient is None:
@@ -116,7 +105,7 @@ class ClassSlicesDense:
             each[place_K] = optimizer.state[name].view_as(drawn_KV)
 
     def flush(self) -> None:
-        """See DenseStrategy: hashes the slices."""
+        """Hashes the slices."""
         self._rest.flush()
         self._hear_hashes()
 
@@ -154,11 +143,11 @@ class ClassSlicesDense:
         return steps if held is None else {**steps, PREFIX + STEP: held}
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: those of the rest. No rank has all classes."""
+        """Those of the rest. No rank has all classes."""
         return self._rest.tensors()
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: rank 0 gets the classes of all ranks."""
+        """Rank 0 gets the classes of all ranks."""
         found = self._rest.consolidate() | self._counts()
         state = self._state()
         heard = self._ranks.gather({name: each.detach().cpu().numpy().reshape(-1) for name, each in state.items()})
@@ -168,7 +157,7 @@ class ClassSlicesDense:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy: collective. Without classes in `tensors` they stay as they are."""
+        """Collective. Without classes in `tensors` they stay as they are."""
         own = {WEIGHTS, *(name for name in tensors if name.startswith(PREFIX))}
         self._rest.load({name: value for name, value in tensors.items() if name not in own})
         if WEIGHTS not in tensors:
@@ -192,7 +181,7 @@ class ClassSlicesDense:
         self._hear_hashes()
 
     def digest(self) -> str:
-        """See DenseStrategy: over the rest, the count of steps, and all slices at the last `flush` or `load`."""
+        """Over the rest, the count of steps, and all slices at the last `flush` or `load`."""
         return hashlib.sha256(f"{self._rest.digest()} {self._rows.step} {self._of_slices}".encode()).hexdigest()
 
 

@@ -21,15 +21,13 @@ class CompleteSums(ABC):
         """Change the gradient, which has no loss scale any more, to what is summed. Whether it can be summed."""
 
     def clear(self) -> None:
-        """See GradientSums."""
         self._loss_scale, self._finite = 1.0, None
 
     def fills(self, loss_scale: float) -> None:
-        """See GradientSums: nothing is sent before the gradient is complete."""
+        """Nothing is sent before the gradient is complete."""
         self._loss_scale = loss_scale
 
     def finite(self) -> bool:
-        """See GradientSums."""
         if self._finite is None:
             if self._loss_scale != 1:
                 self._gradient.div_(self._loss_scale)
@@ -37,6 +35,6 @@ class CompleteSums(ABC):
         return self._finite
 
     def begin(self, loss_scale: float) -> None:
-        """See GradientSums: the gradient is prepared, if it is not yet."""
+        """The gradient is prepared, if it is not yet."""
         self._loss_scale = loss_scale
         self.finite()

@@ -59,7 +59,7 @@ def without_momentum(optimizer: DenseOptimizer) -> DenseOptimizer:
 
 
 class DgcSums(CompleteSums):
-    """See module docstring, and GradientSums. With no more bytes than indices need, all numbers are sent, as 0 or not.
+    """With no more bytes than indices need, all numbers are sent, as 0 or not.
 
     `velocity` and `residual` change when a step counts; until then the gradient holds the next velocity.
     """
@@ -95,7 +95,6 @@ class DgcSums(CompleteSums):
         return within(self._all, most)
 
     def begin(self, loss_scale: float) -> None:
-        """See GradientSums."""
         super().begin(loss_scale)
         num_floats = len(self._all)
         k = num_sent(self._config, num_floats, self._num_steps)
@@ -118,13 +117,11 @@ class DgcSums(CompleteSums):
             self._sums.index_add_(0, indices_K, bits_K.view(torch.float32))
 
     def wait(self) -> None:
-        """See GradientSums."""
         waits, self._waits = self._waits, []
         for each in waits:
             each()
 
     def result(self) -> None:
-        """See GradientSums."""
         self.residual.copy_(self._all)
         self.residual[self._chosen] = 0
         if self._momentum:
@@ -135,10 +132,10 @@ class DgcSums(CompleteSums):
         self._num_steps += 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """See GradientSums: the count of steps."""
+        """The count of steps."""
         return {STEPS: torch.tensor(self._num_steps, dtype=torch.int64)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See GradientSums. After another compression the residual goes on, and the warm-up begins."""
+        """After another compression the residual goes on, and the warm-up begins."""
         self.of_ranks.load(tensors)
         self._num_steps = int(tensors[STEPS]) if STEPS in tensors else 0

@@ -16,8 +16,6 @@ PREFIX = "optimizer."
 
 
 class FlatDense:
-    """See module docstring, and DenseStrategy."""
-
     one_reader = False
 
     def __init__(
@@ -41,25 +39,23 @@ class FlatDense:
 
     @property
     def slices(self) -> Mapping[str, Keys]:
-        """See DenseStrategy: nothing of it is on the shards."""
+        """Nothing of it is on the shards."""
         return {}
 
     def take(self, rows: Mapping[str, F32]) -> None:
-        """See DenseStrategy."""
+        pass
 
     def push(self) -> dict[str, Gradients]:
-        """See DenseStrategy."""
         return {}
 
     def clear(self) -> None:
-        """See DenseStrategy."""
         self._flat.clear()
 
     def fills(self, loss_scale: float) -> None:
-        """See DenseStrategy: nothing is exchanged before the end of the backward pass."""
+        """Nothing is exchanged before the end of the backward pass."""
 
     def note(self, share: float, loss: float) -> None:
-        """See DenseStrategy: the gradient is divided by the samples of all ranks already."""
+        """The gradient is divided by the samples of all ranks already."""
 
 
 def clip(gradient: Tensor, norm: Tensor, most: float) -> None:

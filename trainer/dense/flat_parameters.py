@@ -16,7 +16,7 @@ ALIGN_FLOATS = 16
 
 
 class FlatParameters:
-    """See module docstring. The buffer holds parameters in the order of the module."""
+    """The buffer holds parameters in the order of the module."""
 
     def __init__(
         self,

@@ -27,12 +27,9 @@ SCHEDULE = "local_sgd.schedule"
 
 
 class LocalSgdDense(FlatDense):
-    """See module docstring, and DenseStrategy."""
-
     def __init__(
         self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
-        """See FlatDense."""
         super().__init__(model, config, ranks, more)
         assert config.k_steps is not None, "checked with the spec"
         self._schedule = AveragingSchedule(config.k_steps, config.begin, adaptive=config.adaptive)
@@ -48,27 +45,25 @@ class LocalSgdDense(FlatDense):
         """The weights of the last average, and the optimizer's count of steps then."""
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy."""
         self._optimizer.lr = lr
 
     def note(self, share: float, loss: float) -> None:
-        """See DenseStrategy."""
         self._noted = share, loss
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy: steps before `begin` do, and those that end with an average."""
+        """Steps before `begin` do, and those that end with an average."""
         if self._ranks.world == 1 or not self._grad.numel():
             return False
         return not self._schedule.local or self._schedule.due
 
     def finite(self) -> bool:
-        """See DenseStrategy. The gradient of the rank's own mean is finite, too."""
+        """The gradient of the rank's own mean is finite, too."""
         share, _ = self._noted
         return self._flat.finite(self._ranks.world / (share or 1.0))
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy. A rank learns before it averages."""
+        """A rank learns before it averages."""
         self._loss_scale = loss_scale
         if not self._grad.numel():
             return
@@ -84,12 +79,10 @@ class LocalSgdDense(FlatDense):
 
     @recorded(Span.REDUCE)
     def wait(self) -> None:
-        """See DenseStrategy."""
         self._wait()
         self._wait = lambda: None
 
     def step(self) -> None:
-        """See DenseStrategy."""
         if not self._grad.numel():
             return
         local, due = self._schedule.local, self._schedule.due
@@ -101,7 +94,7 @@ class LocalSgdDense(FlatDense):
             self._end_average()
 
     def flush(self) -> None:
-        """See DenseStrategy: averages what was learnt since the last average."""
+        """Averages what was learnt since the last average."""
         if self._schedule.since:
             if self._ranks.world > 1:
                 self._begin_average(self._schedule.since)
@@ -150,7 +143,7 @@ class LocalSgdDense(FlatDense):
         self._steps_before = float(self._optimizer.state.get(STEP, 0.0))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: weights, buffers, optimizer state and the schedule's state."""
+        """Weights, buffers, optimizer state and the schedule's state."""
         found = self._flat.tensors()
         if self._grad.numel():
             found |= {PREFIX + name: value for name, value in sorted(self._optimizer.state.items())}
@@ -158,11 +151,11 @@ class LocalSgdDense(FlatDense):
         return found
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: between passes every rank holds everything."""
+        """Between passes every rank holds everything."""
         return self.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy. After another strategy the count of steps begins at 0."""
+        """After another strategy the count of steps begins at 0."""
         self._flat.load(tensors)
         state = state_in(tensors)
         if self._grad.numel() and state.keys() == state_names(self._config.optimizer):
@@ -172,5 +165,5 @@ class LocalSgdDense(FlatDense):
         self._settle()
 
     def digest(self) -> str:
-        """See DenseStrategy: over all tensors."""
+        """Over all tensors."""
         return digest_of(self.tensors())

@@ -36,14 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class PipelineDense(FlatDense):
-    """See module docstring, and DenseStrategy."""
-
     one_reader = True
 
     def __init__(
         self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
-        """See FlatDense. Raises SpecError for a model that has no stages."""
+        """Raises SpecError for a model that has no stages."""
         self.stage = _stage_of(model, ranks)
         every = {name: each for name, each in (*model.named_parameters(), *(more or {}).items()) if each.requires_grad}
         self._owners = {name: self.stage.numbers.get(id(each), 0) for name, each in every.items()}
@@ -68,20 +66,18 @@ class PipelineDense(FlatDense):
             every[name].data = torch.zeros(()).expand(every[name].shape)  # its shape stays, without memory
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy."""
         if self._optimizer is not None:
             self._optimizer.lr = lr
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy: gradients are where they are needed when the backward pass is done."""
+        """Gradients are where they are needed when the backward pass is done."""
         return False
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy."""
         assert loss_scale == 1, "there is no float16"
 
     def wait(self) -> None:
-        """See DenseStrategy: with `clip_norm` ranks meet here, for the norm of the gradients of all stages."""
+        """With `clip_norm` ranks meet here, for the norm of the gradients of all stages."""
         if self._config.clip_norm is None:
             return
         squares = np.zeros(len(self._places))
@@ -91,11 +87,9 @@ class PipelineDense(FlatDense):
         clip(self._grad, torch.tensor(norm, dtype=torch.float32), self._config.clip_norm)
 
     def finite(self) -> bool:
-        """See DenseStrategy."""
         return self._flat.finite(1)
 
     def step(self) -> None:
-        """See DenseStrategy."""
         if self._optimizer is not None:
             self._optimizer.step(self._grad)
 
@@ -111,7 +105,7 @@ class PipelineDense(FlatDense):
         return {name: {key: array[begin:end] for key, array in arrays.items()} for name, (begin, end) in self._own()}
 
     def flush(self) -> None:
-        """See DenseStrategy: rank 0 gets the weights of all stages; all ranks get the hash of weights and state."""
+        """Rank 0 gets the weights of all stages; all ranks get the hash of weights and state."""
         parts = self._parts()
         heard = self._ranks.gather({"hashes": _hashes(parts, parts)})
         for name, weights in self._of_others(parts, ""):
@@ -132,12 +126,12 @@ class PipelineDense(FlatDense):
                     yield name, heard[owner]["values"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: the weights, and this rank's state. Those of other stages are zeros but on rank 0."""
+        """The weights, and this rank's state. Those of other stages are zeros but on rank 0."""
         state = {} if self._optimizer is None else self._optimizer.state
         return self._flat.tensors() | {PREFIX + name: torch.as_tensor(value) for name, value in sorted(state.items())}
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: rank 0 has all weights since `flush`, and gets the state of all stages."""
+        """Rank 0 has all weights since `flush`, and gets the state of all stages."""
         parts, found = self._parts(), self._flat.tensors()
         state = {} if self._optimizer is None else self._optimizer.state
         counts = self._ranks.gather({"count": np.array([float(state[STEP])] if STEP in state else [], np.float32)})
@@ -158,7 +152,6 @@ class PipelineDense(FlatDense):
         return found | ({PREFIX + STEP: torch.tensor(float(known[0]))} if known else {})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy."""
         self._flat.load(tensors)
         state = state_in(tensors)
         if state.keys() != state_names(self._config.optimizer):
@@ -182,7 +175,7 @@ class PipelineDense(FlatDense):
         return _combined(self._sizes, _hashes(parts, self._sizes))
 
     def digest(self) -> str:
-        """See DenseStrategy: the hash of all stages at the last `flush` or `load`."""
+        """The hash of all stages at the last `flush` or `load`."""
         return self._digest
 
 

@@ -65,7 +65,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
 
 
 class PowerSgdSums(CompleteSums):
-    """See module docstring, and GradientSums."""
+    """Sums of gradients compressed by PowerSGD."""
 
     def __init__(
         self, gradient: Tensor, parameters: Mapping[str, nn.Parameter], ranks: Ranks, config: DenseSection, seed: int
@@ -93,14 +93,14 @@ class PowerSgdSums(CompleteSums):
         return within(self._gradient.add_(self.residual), self._largest)
 
     def begin(self, loss_scale: float) -> None:
-        """See GradientSums: sums P, and what is not compressed."""
+        """Sums P, and what is not compressed."""
         super().begin(loss_scale)
         narrow = [each.of(self._gradient) @ self._right[each.name] for each in self._matrices]
         self._sums = torch.cat([*(each.view(-1) for each in narrow), *(self._gradient[at] for at in self._plain)])
         self._wait = self._all_reduce(self._sums)
 
     def wait(self) -> None:
-        """See GradientSums: then sums Q."""
+        """Then sums Q."""
         if self._wait is None:
             return
         self._wait()
@@ -117,7 +117,6 @@ class PowerSgdSums(CompleteSums):
             self._all_reduce(self._sums)()
 
     def result(self) -> None:
-        """See GradientSums."""
         for at in self._plain:
             self.residual[at] = 0  # that of another compression, before
         shapes = [self._right[each.name].shape for each in self._matrices]
@@ -130,11 +129,11 @@ class PowerSgdSums(CompleteSums):
         self._left, self._own_right = [], []
 
     def tensors(self) -> dict[str, Tensor]:
-        """See GradientSums: Q of each parameter."""
+        """Q of each parameter."""
         return {PREFIX + name: each for name, each in self._right.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See GradientSums. A Q of another shape is left out; a residual of another compression goes on."""
+        """A Q of another shape is left out; a residual of another compression goes on."""
         self.of_ranks.load(tensors)
         for name, own in self._right.items():
             saved = tensors.get(PREFIX + name)

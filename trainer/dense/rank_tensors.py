@@ -19,7 +19,7 @@ PREFIXES = (f"{RESIDUAL}.", f"{VELOCITY}.")
 
 
 class RankTensors:
-    """See module docstring. The tensors are flat, of one size, and changed in place."""
+    """The tensors are flat, of one size, and changed in place."""
 
     def __init__(self, tensors: Mapping[str, Tensor], ranks: Ranks, *, keeps_sum: bool) -> None:
         """`keeps_sum`: on another number of ranks each begins with an equal part of the sum, so that nothing is lost.

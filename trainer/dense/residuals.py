@@ -17,7 +17,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Residuals:
-    """See module docstring. The gradient is changed in place, and `sent` is what ranks sum."""
+    """The gradient is changed in place, and `sent` is what ranks sum."""
 
     def __init__(self, gradient: Tensor, ranks: Ranks, compression: Literal["fp16", "bf16"]) -> None:
         self._gradient = gradient

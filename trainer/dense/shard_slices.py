@@ -62,8 +62,6 @@ def _ignore(_end: int) -> None:
 
 
 class ShardDense:
-    """See module docstring, and DenseStrategy."""
-
     one_reader = False
 
     def __init__(
@@ -102,15 +100,14 @@ class ShardDense:
             self._wait_by_layer(model)
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy: an operation on tables sets it on the shards."""
+        """An operation on tables sets it on the shards."""
 
     @property
     def slices(self) -> Mapping[str, Keys]:
-        """See DenseStrategy."""
         return {DENSE_SLICES: self._keys} if len(self._keys.keys_U) else {}
 
     def take(self, rows: Mapping[str, F32]) -> None:
-        """See DenseStrategy. Where each layer waits for its own parameters, later ones may come during the forward
+        """Where each layer waits for its own parameters, later ones may come during the forward
         pass."""
         if (rows_SF := rows.get(DENSE_SLICES)) is not None:
             self._coming, self._num_taken = rows_SF, 0
@@ -139,7 +136,6 @@ class ShardDense:
                 module.register_forward_pre_hook(_BeforeCall(self._take_to, max(ends)))
 
     def push(self) -> dict[str, Gradients]:
-        """See DenseStrategy."""
         self._take_to(len(self._initial))  # of layers that were not called
         if not len(self._keys.keys_U):
             return {}
@@ -147,53 +143,51 @@ class ShardDense:
         return {DENSE_SLICES: Gradients(grads_SF, self._no_counts_S, self._no_counts_S)}
 
     def clear(self) -> None:
-        """See DenseStrategy."""
         self._flat.clear()
 
     def fills(self, loss_scale: float) -> None:
-        """See DenseStrategy: nothing is sent before the end of the backward pass."""
+        """Nothing is sent before the end of the backward pass."""
 
     def note(self, share: float, loss: float) -> None:
-        """See DenseStrategy: the gradient is divided by the samples of all ranks already."""
+        """The gradient is divided by the samples of all ranks already."""
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy: trainers exchange nothing with each other."""
+        """Trainers exchange nothing with each other."""
         return False
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy. The gradient stays this rank's own."""
+        """The gradient stays this rank's own."""
         if loss_scale != 1:
             self._flat.gradient.div_(loss_scale)
 
     def wait(self) -> None:
-        """See DenseStrategy: shards do the rest."""
+        """Shards do the rest."""
 
     def finite(self) -> bool:
-        """See DenseStrategy."""
         return self._flat.finite(self._world)
 
     def step(self) -> None:
-        """See DenseStrategy: shards learn."""
+        """Shards learn."""
 
     def flush(self) -> None:
-        """See DenseStrategy: reads the slices once more, since the last push of a rank asks for no rows."""
+        """Reads the slices once more, since the last push of a rank asks for no rows."""
         if self.slices:
             self.take(self._shards.look(self.slices, Deadline.after(self._step_s)))
             self._take_to(len(self._initial))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: weights, buffers, and the initial weights."""
+        """Weights, buffers, and the initial weights."""
         return self._flat.tensors() | ({INITIAL: self._initial} if self.slices else {})
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: every rank holds everything, so no collective is needed."""
+        """Every rank holds everything, so no collective is needed."""
         return self.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy. After another strategy, the weights of its commit are the initial ones."""
+        """After another strategy, the weights of its commit are the initial ones."""
         self._flat.load(tensors)
         self._initial.copy_(tensors.get(INITIAL, self._flat.weights))
 
     def digest(self) -> str:
-        """See DenseStrategy: over all tensors."""
+        """Over all tensors."""
         return digest_of(self.tensors())

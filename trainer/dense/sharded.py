@@ -27,12 +27,9 @@ HASHED_FLOATS = 4096
 
 
 class ShardedDense(FlatDense):
-    """See module docstring, and DenseStrategy."""
-
     def __init__(
         self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
-        """See FlatDense."""
         self._size = group_size(ranks.world, config.group)
         super().__init__(model, config, ranks, more, multiple=self._size * HASHED_FLOATS)
         num_floats = len(self._grad) // self._size
@@ -48,26 +45,24 @@ class ShardedDense(FlatDense):
         self._loss_scale, self._state_digest = 1.0, self._fresh_digest()
 
     def set_lr(self, lr: float) -> None:
-        """See DenseStrategy."""
         self._optimizer.lr = lr
 
     def communicates(self, step: int) -> bool:
-        """See DenseStrategy: every step does, unless there are no dense parameters."""
+        """Every step does, unless there are no dense parameters."""
         return self._grad.numel() > 0
 
     def finite(self) -> bool:
-        """See DenseStrategy."""
         return self._flat.finite(self._ranks.world)
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy: begins to sum the gradient's slices."""
+        """Begins to sum the gradient's slices."""
         if self._grad.numel():
             self._begun, self._loss_scale = self._ranks.reduce_scatter(self._grad, self._size), loss_scale
 
     @recorded(Span.REDUCE)
     def wait(self) -> None:
-        """See DenseStrategy: waits for the sum of this rank's slice, learns it, and gathers all slices."""
+        """Waits for the sum of this rank's slice, learns it, and gathers all slices."""
         if self._begun is None:
             return
         self._begun()
@@ -89,10 +84,10 @@ class ShardedDense(FlatDense):
         return torch.tensor(math.sqrt(self._ranks.sum_floats(squares)[number]), device=own.device)
 
     def step(self) -> None:
-        """See DenseStrategy: `wait` has done it."""
+        """`wait` has done it."""
 
     def flush(self) -> None:
-        """See DenseStrategy: hashes the slices; each group has its own hash, so a difference shows at the close."""
+        """Hashes the slices; each group has its own hash, so a difference shows at the close."""
         if not self._grad.numel():
             return
         heard = self._ranks.gather({name: _hashes(self._slice_of(name)) for name in self._names})
@@ -110,12 +105,12 @@ class ShardedDense(FlatDense):
         return self._flat.tensors() | ({PREFIX + STEP: state[STEP]} if STEP in state and self._grad.numel() else {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """See DenseStrategy: weights, buffers, and this rank's slices of the optimizer's state."""
+        """Weights, buffers, and this rank's slices of the optimizer's state."""
         own = {PREFIX + name: self._optimizer.state[name] for name in self._names if name in self._optimizer.state}
         return self._counted() | (own if self._grad.numel() else {})
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: rank 0 gets the slices of its group."""
+        """Rank 0 gets the slices of its group."""
         found = self._counted()
         if not self._grad.numel() or not self._optimizer.state.keys() >= set(self._names):
             return found
@@ -126,7 +121,6 @@ class ShardedDense(FlatDense):
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """See DenseStrategy."""
         self._flat.load(tensors)
         state = state_in(tensors)
         if not self._grad.numel() or state.keys() != state_names(self._config.optimizer):
@@ -157,7 +151,7 @@ class ShardedDense(FlatDense):
         )
 
     def digest(self) -> str:
-        """See DenseStrategy: over what all ranks hold, and the hash of all slices at the last `flush` or `load`."""
+        """Over what all ranks hold, and the hash of all slices at the last `flush` or `load`."""
         return hashlib.sha256(f"{digest_of(self._counted())} {self._state_digest}".encode()).hexdigest()
 
 

@@ -47,7 +47,7 @@ class ExportAttempt:
 
 
 class ExportAttempts:
-    """See module docstring. One thread, except for `failing`."""
+    """One thread, except for `failing`."""
 
     def __init__(
         self,

@@ -112,7 +112,7 @@ class ExportsState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExportCoordinator:
-    """See module docstring. Methods run on the loop's thread, unless stated otherwise."""
+    """Methods run on the loop's thread, unless stated otherwise."""
 
     name: ClassVar[str] = "exporting"
 
@@ -215,7 +215,7 @@ class ExportCoordinator:
     # -- see Decider
 
     def asked(self, request: Request) -> None:
-        """See Decider. A request is granted at a close; from then on its id is remembered."""
+        """A request is granted at a close; from then on its id is remembered."""
         if request["op"] != ExportOperation.op:
             return
         name, kind, id_ = request.get("stream"), request.get("kind"), request["id"]
@@ -234,7 +234,6 @@ class ExportCoordinator:
         raise NotYet(f"an export of {name} is cut at the next close")
 
     def saw(self, close: ClosingPass) -> None:
-        """See Decider."""
         self._close, self._day, self._saw_s = close, close.day, time.monotonic()
         if close.pass_times_s is not None:
             low_s = close.pass_times_s[0]
@@ -263,7 +262,6 @@ class ExportCoordinator:
             time.sleep(TURN_LOOK_S)
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ExportOperation | RollbackOperation]:
-        """See Decider."""
         found: list[ExportOperation | RollbackOperation] = [*self._rollbacks(close, ordered)]
         exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
         going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
@@ -290,7 +288,6 @@ class ExportCoordinator:
                 yield rollback_operation(self._setting, name, close.version, decision)
 
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        """See Decider."""
         match operation:
             case RollbackOperation(stream=stream):
                 if stream in self._streams and operation.timeline == self._setting.timeline:
@@ -320,13 +317,12 @@ class ExportCoordinator:
             stream.chain.touched()
 
     def wants_pass(self, ended: bool) -> bool:
-        """See Decider. True at the stream's end, or while no events come, where an export is due."""
+        """True at the stream's end, or while no events come, where an export is due."""
         if self._sweeping() and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
             return False
         return self._calls(ended=ended)
 
     def state(self) -> dict[str, Any]:
-        """See Decider."""
         self._look_for_forks()
         streams = {name: each.chain for name, each in self._streams.items()}
         rollbacks = {name: each.rollback for name, each in self._streams.items() if each.section.rollback}
@@ -334,7 +330,7 @@ class ExportCoordinator:
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See Decider. A new stream starts empty; an export in flight on another timeline is dropped."""
+        """A new stream starts empty; an export in flight on another timeline is dropped."""
         found = typed(ExportsState, state, "its state of exports")
         self._low_s, self._clock_s = found.low_s, found.clock_s
         for name, chain in found.streams.items():
@@ -352,7 +348,6 @@ class ExportCoordinator:
                 self._streams[name].rollback = rollback.on_timeline(self._setting.timeline)
 
     def status(self) -> dict[str, ExportStatus]:
-        """See Decider."""
         failing = self._attempts.failing
         found = {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
         for name, each in self._streams.items():

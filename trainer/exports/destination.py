@@ -47,7 +47,7 @@ class ParentMissing(ExportUnusable):
 
 
 class ExportDestination:
-    """See module docstring. Paths are relative to the job's folder. Raises BlobUnavailable, Unwritable."""
+    """Paths are relative to the job's folder. Raises BlobUnavailable, Unwritable."""
 
     def __init__(self, blobs: BlobStore, below: str, scratch: Path, deadline: Deadline) -> None:
         """`below`: the job's folder in the store. `scratch` takes what an object store gets when it is complete."""

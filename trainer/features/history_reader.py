@@ -62,7 +62,7 @@ class HistoryReader(GatedReader):
         self._statistics = StatisticColumns(schema, tables)
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
-        """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
+        """The samples of this rank's part are in memory while it waits (passes.max_events)."""
         blocks = list(self._reader.read(pass_number, segments, tally))
         if not self.await_open(pass_number):
             return

@@ -161,7 +161,7 @@ class JoinReader(GatedReader):
         self._salt, self._weight = np.uint64(derive(seed, "keep_negatives")), weight
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
-        """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
+        """The samples of this rank's part are in memory while it waits (passes.max_events)."""
         blocks = list(self._reader.read(pass_number, segments, tally))
         if not self.await_open(pass_number):
             return

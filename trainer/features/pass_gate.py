@@ -27,7 +27,6 @@ class GatedReader:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """See PassReader."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -49,7 +49,6 @@ class KernelPooling:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pooling")
 
     def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
-        """See Pooling."""
         shape = (look.num_cells, look.table.width)
         if look.cell_N is None:
             leaf = torch.empty(shape)
@@ -62,7 +61,6 @@ class KernelPooling:
         return leaf.requires_grad_()
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
-        """See Pooling."""
         num_unique = len(look.keys.keys_U)
         shape = (num_unique, look.table.width)
         if leaf.grad is None:  # the model did not use this table
@@ -84,7 +82,6 @@ class KernelPooling:
         return grads_UD, all(finite)
 
     def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
-        """See Pooling."""
         if leaf.grad is None:
             return True
         cell_N = NO_CELLS if look.cell_N is None else look.cell_N
@@ -107,7 +104,7 @@ class TorchPooling:
         self._device = device
 
     def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
-        """See Pooling. The leaf holds the cells of occurrences; `gradients` sums their gradients."""
+        """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
         rows = torch.from_numpy(rows_UD).to(self._device)
         inverse = torch.from_numpy(look.inverse_N).to(self._device)
         expanded = rows.index_select(0, inverse)
@@ -119,7 +116,6 @@ class TorchPooling:
         return expanded.requires_grad_()
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
-        """See Pooling."""
         grads = torch.zeros((len(look.keys.keys_U), look.table.width), device=self._device)
         if leaf.grad is not None:
             by_occurrence = leaf.grad
@@ -131,7 +127,7 @@ class TorchPooling:
         return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
 
     def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
-        """See Pooling. Each micro-batch is summed on the device first."""
+        """Each micro-batch is summed on the device first."""
         grads_UD, _ = self.gradients(look, leaf)
         sums_UD += grads_UD
         return bool(np.isfinite(sums_UD).all())

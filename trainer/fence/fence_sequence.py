@@ -65,22 +65,20 @@ class FenceObjects(Protocol):
 
 
 class BlobFence:
-    """See FenceObjects: in a blob store."""
+    """A sequence of records in a blob store."""
 
     def __init__(self, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
         self._blobs, self._signature = blobs, signature
 
     @property
     def name(self) -> str:
-        """See FenceObjects."""
         return self._blobs.url(FOLDER)
 
     def put_new(self, number: int, data: bytes, deadline: Deadline) -> bool:
-        """See FenceObjects."""
         return self._blobs.put_new(key_of(number), self._signature.signed(key_of(number), data), deadline)
 
     def get(self, number: int, deadline: Deadline) -> bytes | None:
-        """See FenceObjects. Raises FenceDamaged for a record that is not signed as it must be."""
+        """Raises FenceDamaged for a record that is not signed as it must be."""
         data = self._blobs.get(key_of(number), MAX_RECORD_BYTES, deadline)
         try:
             return None if data is None else self._signature.opened(key_of(number), data)
@@ -113,7 +111,7 @@ def check_conditional_puts(blobs: BlobStore, key_name: str, deadline: Deadline) 
 
 
 class FenceSequence:
-    """See module docstring. Any thread may call."""
+    """Any thread may call."""
 
     def __init__(self, objects: FenceObjects, generation: int) -> None:
         """`generation`: the number under which this head writes; 0 for a reader."""

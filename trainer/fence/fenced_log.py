@@ -31,29 +31,24 @@ ASIDE = "superseded-before-g{}"
 
 
 class FencedLog:
-    """See trainer.journal.log.LogFence."""
-
     def __init__(self, sequence: FenceSequence, mode: LogMode) -> None:
         self._sequence, self._mode = sequence, mode
         self._retrier = Retrier(Unavailable, STORE_WAITS, APPEND_S, at_end="the workers start again")
 
     @property
     def takes_lines(self) -> bool:
-        """See LogFence."""
         return self._mode is LogMode.SYNC
 
     @property
     def max_wait_s(self) -> float:
-        """See LogFence."""
         return APPEND_S if self.takes_lines else 0.0
 
     @property
     def trouble(self) -> str:
-        """See LogFence."""
         return self._retrier.trouble
 
     def claimed(self, folder: Path, file: str, line: bytes, claim: Claim) -> None:
-        """See LogFence. The claim brings all lines of the log that the fence lacks. Raises FenceMoved."""
+        """The claim brings all lines of the log that the fence lacks. Raises FenceMoved."""
         log = {}
         if self.takes_lines:
             known = self._sequence.history.files
@@ -64,7 +59,6 @@ class FencedLog:
         failpoint(Failpoint.FENCED)
 
     def logged(self, file: str, line: bytes) -> None:
-        """See LogFence."""
         self._put(FenceLine(file=file, line=line.decode("ascii")))
         failpoint(Failpoint.FENCED)
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class NewestHead(Protocol):
-    """See trainer.fence.fence_sequence.FenceSequence."""
+    """Whether this head is still the newest one."""
 
     def check_newest(self, deadline: Deadline) -> None:
         """Raise Superseded where another head has claimed the job; and Unavailable."""
@@ -35,7 +35,7 @@ class NewestHead(Protocol):
 
 
 class HeadContact:
-    """See module docstring. Any thread may ask; one looks."""
+    """Any thread may ask; one looks."""
 
     def __init__(self, fence: NewestHead, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """The claim has just succeeded. `timeout_s`: `cluster.node_timeout`."""

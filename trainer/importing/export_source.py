@@ -12,7 +12,7 @@ from headrace.trainer.importing.source import SourceRows
 
 
 class ExportSource:
-    """See trainer.importing.source.ImportSource. Raises ExportUnusable, ParentMissing."""
+    """Raises ExportUnusable, ParentMissing."""
 
     def __init__(self, export: Export) -> None:
         """Checks every file of the chain first."""
@@ -20,7 +20,7 @@ class ExportSource:
         self._chain = [each.check() for each in chain_of(export)]
 
     def batches(self) -> Iterator[SourceRows]:
-        """See Source: the state after the last export of the chain, table by table."""
+        """The state after the last export of the chain, table by table."""
         for table in self._export.tables:
             for chunk in state_at(self._chain, table):
                 yield self._brought(table, chunk)
@@ -40,10 +40,8 @@ class ExportSource:
         )
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See Source."""
         return self._export.dense()
 
     def facts(self) -> Mapping[str, Any]:
-        """See Source."""
         of = {name: self._export.manifest[name] for name in ("job", "timeline", "name")}
         return {"kind": "export", "path": self._export.place.address, **of}

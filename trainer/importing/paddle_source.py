@@ -127,7 +127,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 class PaddleSource:
-    """See trainer.importing.source.ImportSource."""
+    """A sparse table in Paddle's text format."""
 
     def __init__(self, path: Path, section: TableSection) -> None:
         """`section`: the table that receives the rows."""
@@ -135,7 +135,6 @@ class PaddleSource:
         self._layout = LineLayout.of(section)
 
     def batches(self) -> Iterator[SourceRows]:
-        """See Source."""
         for part in self._parts:
             try:
                 with closing(_opened(part)) as lines:
@@ -147,11 +146,10 @@ class PaddleSource:
                 raise BadInput(f"{part}: cannot be read: {error}") from error
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See Source: none, because names of Paddle's dense parameters match no model of a job."""
+        """None, because names of Paddle's dense parameters match no model of a job."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """See Source."""
         anew = {} if goes_on(self._layout.section.optimizer) else {"optimizer": "begins anew"}
         return {"kind": "paddle", "path": str(self._path), **anew}
 

@@ -30,8 +30,6 @@ def parquets_of(path: Path) -> list[Path]:
 
 
 class ParquetSource:
-    """See trainer.importing.source.ImportSource."""
-
     def __init__(self, path: Path, slot: str | None) -> None:
         """`slot`: the slot of all rows, for files without that column. Raises BadInput."""
         self._path, self._slot = path, slot
@@ -52,7 +50,6 @@ class ParquetSource:
             raise BadInput(f"{file}: has neither a column 'vector' nor 'weight'; it has {', '.join(schema.names)}")
 
     def batches(self) -> Iterator[SourceRows]:
-        """See Source."""
         for file in self._files:
             try:
                 with _parquet(file) as parquet:
@@ -94,11 +91,10 @@ class ParquetSource:
         return names, slots.indices.to_numpy(zero_copy_only=False).astype(np.int32)
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See Source: none."""
+        """None."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """See Source."""
         return {"kind": "parquet", "path": str(self._path)}
 
 

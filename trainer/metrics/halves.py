@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamHalves:
-    """See module docstring. One writer."""
+    """One writer."""
 
     def __init__(
         self, folder: Path, tasks: Sequence[tuple[str, bool]], grouped: bool, exclusive: Exclusive = nullcontext

@@ -53,7 +53,7 @@ class MeterState:
 
 
 class Meter:
-    """See module docstring. Used by one thread."""
+    """Used by one thread."""
 
     def __init__(
         self,

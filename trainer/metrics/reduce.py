@@ -24,9 +24,7 @@ class LocalReduce:
     """One rank."""
 
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Reduce."""
         return array
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """See Reduce."""
         return [dict(columns)]

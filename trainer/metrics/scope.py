@@ -47,7 +47,7 @@ class Scope:
             self.tensors.setdefault(name, TensorTotal()).merge(total)
 
     def carry(self) -> None:
-        """See `trainer.metrics.totals.carry`."""
+        """Carry what exceeds a digit of the totals."""
         for name in self.carried:
             carry(self.totals[name])
 

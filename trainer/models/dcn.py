@@ -29,7 +29,7 @@ class VectorCrossLayer(nn.Module):
 
 
 class Dcn(nn.Module):
-    """See module docstring."""
+    """Deep & Cross Network."""
 
     Settings = DcnSettings
     parameters_in_calls = True
@@ -44,7 +44,7 @@ class Dcn(nn.Module):
         self.first_order = FirstOrder(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
         for number in range(len(self.cross)):
             found |= {f"cross.{number}.map.weight": (None, axis), f"cross.{number}.bias_W": (axis,)}

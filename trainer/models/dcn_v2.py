@@ -32,7 +32,7 @@ class MatrixCrossLayer(nn.Module):
 
 
 class DcnV2(nn.Module):
-    """See module docstring."""
+    """Deep & Cross Network V2."""
 
     Settings = DcnV2Settings
 
@@ -49,7 +49,7 @@ class DcnV2(nn.Module):
         self.first_order = FirstOrder(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
         for number in range(len(self.cross)):
             name = f"cross.{number}.map"

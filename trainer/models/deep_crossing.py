@@ -29,7 +29,7 @@ class ResidualUnit(nn.Module):
 
 
 class DeepCrossing(nn.Module):
-    """See module docstring."""
+    """Deep Crossing."""
 
     Settings = DeepCrossingSettings
     parameters_in_calls = True
@@ -43,7 +43,7 @@ class DeepCrossing(nn.Module):
         self.first_order = FirstOrder(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
         for number in range(len(self.units)):
             name = f"units.{number}"
@@ -52,7 +52,7 @@ class DeepCrossing(nn.Module):
         return {**found, **self.heads.slot_axes("heads", axis)}
 
     def tower(self) -> DeepTower:
-        """See the contract."""
+        """Its blocks, one after another."""
         return DeepTower(self._enter, self._stacked.width, list(self.units), self.heads)
 
     def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

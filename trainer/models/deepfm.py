@@ -11,8 +11,6 @@ from headrace.trainer.models.settings import DeepFmSettings
 
 
 class DeepFm(nn.Module):
-    """See module docstring."""
-
     Settings = DeepFmSettings
 
     def __init__(self, shape: Shape, settings: DeepFmSettings) -> None:
@@ -24,12 +22,12 @@ class DeepFm(nn.Module):
         self.pairs = TaskScale(len(shape.tasks))
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         first, axis = self.deep.slot_axes("deep", self._stacked.axis)
         return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
 
     def tower(self) -> DeepTower:
-        """See the contract."""
+        """Its blocks, one after another."""
         return DeepTower(self._enter, self._stacked.width, self.deep.blocks(), self.heads)
 
     def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

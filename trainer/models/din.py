@@ -58,7 +58,7 @@ class TargetAttention(nn.Module):
 
 
 class Din(nn.Module):
-    """See module docstring."""
+    """Deep Interest Network."""
 
     Settings = DinSettings
     parameters_in_calls = True
@@ -78,7 +78,7 @@ class Din(nn.Module):
         self.wide = Wide(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract. An activation unit stays with its sequence and the target."""
+        """An activation unit stays with its sequence and the target."""
         axis, found = list(self._others.axis), dict(self.wide.slot_axes("wide"))
         for number, (name, dim) in enumerate(self._attended.items()):
             both = frozenset({name, self._target})

@@ -13,8 +13,6 @@ from headrace.trainer.models.settings import DlrmSettings
 
 
 class Dlrm(nn.Module):
-    """See module docstring."""
-
     Settings = DlrmSettings
 
     def __init__(self, shape: Shape, settings: DlrmSettings) -> None:
@@ -34,7 +32,7 @@ class Dlrm(nn.Module):
         self.first_order = FirstOrder(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         bottom = {} if self.bottom is None else self.bottom.slot_axes("bottom", self._dense_axis)[0]
         top, axis = self.top.slot_axes("top", self._input_axis())
         return {**bottom, **top, **self.heads.slot_axes("heads", axis)}

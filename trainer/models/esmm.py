@@ -27,8 +27,6 @@ def product_logit(one_B: Tensor, other_B: Tensor) -> Tensor:
 
 
 class Esmm(nn.Module):
-    """See module docstring."""
-
     Settings = EsmmSettings
     parameters_in_calls = True
 
@@ -43,7 +41,7 @@ class Esmm(nn.Module):
         self.wide = Wide(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         found = dict(self.wide.slot_axes("wide"))
         for number, tower in enumerate(self.towers):
             assert isinstance(tower, nn.Sequential)

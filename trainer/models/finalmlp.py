@@ -34,7 +34,7 @@ class Gates(nn.Module):
             self.net = nn.Sequential(deep, last)
 
     def slot_axes(self, name: str, axis: Axis) -> SlotAxes:
-        """See the contract; `axis` of what it gates. `name` of this module."""
+        """`axis` of what it gates. `name` of this module."""
         if self._context is None:
             return {f"{name}.gate_W": (axis,)}
         deep = self.net[0]
@@ -69,7 +69,7 @@ class BilinearFusion(nn.Module):
 
 
 class FinalMlp(nn.Module):
-    """See module docstring."""
+    """FinalMLP: two towers and their bilinear fusion."""
 
     Settings = FinalMlpSettings
     parameters_in_calls = True
@@ -89,7 +89,7 @@ class FinalMlp(nn.Module):
         self.first_order = FirstOrder(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract. Without hidden layers the halves of a head's product are no places of slots."""
+        """Without hidden layers the halves of a head's product are no places of slots."""
         axis = self._stacked.axis
         first, one = self.first.slot_axes("first", axis)
         second, other = self.second.slot_axes("second", axis)

@@ -13,8 +13,6 @@ from headrace.trainer.models.settings import FmSettings
 
 
 class FactorizationMachine(nn.Module):
-    """See module docstring."""
-
     Settings = FmSettings
 
     def __init__(self, shape: Shape, settings: FmSettings) -> None:
@@ -25,7 +23,7 @@ class FactorizationMachine(nn.Module):
         self.pairs = TaskScale(len(shape.tasks))
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         return self.wide.slot_axes("wide")
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:

@@ -176,7 +176,7 @@ class Wide(nn.Module, KernelUser):
         self._dense_axis = dense_axis(shape)
 
     def slot_axes(self, name: str) -> SlotAxes:
-        """See the contract; `name` of this module."""
+        """`name` of this module."""
         return {} if self.dense_TC is None else {f"{name}.dense_TC": (None, self._dense_axis)}
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -204,7 +204,7 @@ class Mlp(nn.Sequential):
         self.width = width
 
     def slot_axes(self, name: str, axis: Axis) -> tuple[SlotAxes, Axis]:
-        """See the contract; `axis` of its input, and of its output. `name` of this module."""
+        """`axis` of its input, and of its output. `name` of this module."""
         return ({f"{name}.0.weight": (None, axis)}, deep_axis(self.width)) if len(self) else ({}, axis)
 
     def forward(self, x: Tensor, begin: int = 0) -> Tensor:
@@ -233,7 +233,7 @@ class Mlp(nn.Sequential):
 
 
 def tower_axes(name: str, tower: nn.Sequential, axis: Axis) -> SlotAxes:
-    """See the contract: of `tower`, which is a perceptron and a linear layer, at `name`; `axis` of its input."""
+    """The places of `tower`, a perceptron and a linear layer, at `name`; `axis` of its input."""
     deep = tower[0]
     assert isinstance(deep, Mlp)
     first, after = deep.slot_axes(f"{name}.0", axis)
@@ -252,7 +252,7 @@ class Heads(nn.Module):
         )
 
     def slot_axes(self, name: str, axis: Axis) -> SlotAxes:
-        """See the contract; `axis` of its input. `name` of this module."""
+        """`axis` of its input. `name` of this module."""
         first = "weight" if isinstance(self.towers[0], Linear) else "0.0.weight"
         return {f"{name}.towers.{number}.{first}": (None, axis) for number in range(len(self.towers))}
 

@@ -13,8 +13,6 @@ from headrace.trainer.models.settings import LrSettings
 
 
 class LogisticRegression(nn.Module):
-    """See module docstring."""
-
     Settings = LrSettings
 
     def __init__(self, shape: Shape, settings: LrSettings) -> None:
@@ -25,7 +23,7 @@ class LogisticRegression(nn.Module):
         self._tasks = shape.tasks
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         return self.wide.slot_axes("wide")
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:

@@ -16,8 +16,6 @@ from headrace.trainer.models.settings import MmoeSettings
 
 
 class Mmoe(nn.Module):
-    """See module docstring."""
-
     Settings = MmoeSettings
     parameters_in_calls = True
 
@@ -32,7 +30,7 @@ class Mmoe(nn.Module):
         self.wide = Wide(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         axis, found = self._stacked.axis, dict(self.wide.slot_axes("wide"))
         out: Axis = axis
         for number, expert in enumerate(self.experts):

@@ -24,8 +24,6 @@ from headrace.trainer.models.slot_settings import user_shape
 
 
 class NextItem(nn.Module):
-    """See module docstring."""
-
     Settings = NextItemSettings
     for_losses = ("user_vector", "items", "scores")
     served = ("items", "scores")
@@ -48,7 +46,7 @@ class NextItem(nn.Module):
         self._better_B: Tensor | None = None
 
     def divide(self, ranks: Ranks, device: torch.device) -> None:
-        """See the contract."""
+        """Keep this rank's part of the parameters, as the model is built."""
         given = self._settings
         if given.mode == "full":
             return
@@ -62,7 +60,7 @@ class NextItem(nn.Module):
         self._softmax = DividedSoftmax(rows, self._margins, ranks, draws, ranks_of_labels=bool(given.recall_at))
 
     def whole(self) -> nn.Module:
-        """See the contract."""
+        """A copy with all parameters."""
         if self.class_rows is None:
             return self
         made = NextItem(self._shape, self._settings)
@@ -70,7 +68,6 @@ class NextItem(nn.Module):
         return made
 
     def follow(self) -> None:
-        """See the contract."""
         if self._softmax is not None:
             self._softmax.follow()
 

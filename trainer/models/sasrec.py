@@ -143,7 +143,7 @@ class SequenceEncoder(nn.Module):
 
 
 class Sasrec(nn.Module):
-    """See module docstring."""
+    """SASRec: attention over a sequence, from left to right."""
 
     Settings = SasrecSettings
     parameters_in_calls = True
@@ -160,7 +160,7 @@ class Sasrec(nn.Module):
         self.wide = Wide(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract. The blocks stay with their sequence, and with the target that it is compared with."""
+        """The blocks stay with their sequence, and with the target that it is compared with."""
         user, both = frozenset({self._sequence}), frozenset({self._sequence, self._target})
         dim = self.encoder.positions.places_LD.shape[1]
         products = AxisPart(f"products {self._sequence} and {self._target}", dim, both)

@@ -36,7 +36,7 @@ class Tower(nn.Module):
         self.net = nn.Sequential(deep, Linear(deep.width, settings.dim))
 
     def slot_axes(self, name: str) -> SlotAxes:
-        """See the contract; `name` of this module."""
+        """`name` of this module."""
         return tower_axes(f"{name}.net", self.net, self._inputs.axis)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -96,7 +96,7 @@ class ItemCache(nn.Module):
 
 
 class TwoTower(nn.Module):
-    """See module docstring."""
+    """The product of a user's and an item's vector."""
 
     Settings = TwoTowerSettings
     parameters_in_calls = True
@@ -115,7 +115,7 @@ class TwoTower(nn.Module):
         self.cache = ItemCache(settings.cached, settings.dim) if settings.cached else None
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         return {**self.user.slot_axes("user"), **self.item.slot_axes("item")}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:

@@ -12,8 +12,6 @@ from headrace.trainer.models.settings import WideDeepSettings
 
 
 class WideDeep(nn.Module):
-    """See module docstring."""
-
     Settings = WideDeepSettings
 
     def __init__(self, shape: Shape, settings: WideDeepSettings) -> None:
@@ -24,12 +22,12 @@ class WideDeep(nn.Module):
         self.wide = Wide(shape)
 
     def slot_axes(self) -> SlotAxes:
-        """See the contract."""
+        """Which axes of its weights have places for slots."""
         first, axis = self.deep.slot_axes("deep", self._stacked.axis)
         return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
 
     def tower(self) -> DeepTower:
-        """See the contract."""
+        """Its blocks, one after another."""
         return DeepTower(self._enter, self._stacked.width, self.deep.blocks(), self.heads)
 
     def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

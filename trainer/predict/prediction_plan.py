@@ -50,7 +50,7 @@ class OutputTaken(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class PredictionPlan:
-    """See module docstring."""
+    """The plan of a prediction job."""
 
     fingerprint: str
     """Hash of everything that the output depends on, except the version and the ends of the input."""

@@ -32,8 +32,6 @@ Claiming = Callable[[Mapping[str, Any], int, FencedLog | None], Log]
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """See module docstring."""
-
     store: ObjectStore
     sequence: FenceSequence
     mode: LogMode

@@ -87,11 +87,9 @@ class MemoryPlanJournal:
         self.plans: list[PassPlan] = []
 
     def operation(self, operation: PartitionsOperation | GapOperation) -> None:
-        """See PlanJournal."""
         self.operations.append(operation)
 
     def plan(self, plan: PassPlan) -> None:
-        """See PlanJournal."""
         self.plans.append(plan)
 
 

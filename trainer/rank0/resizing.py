@@ -100,7 +100,7 @@ class PreparedResize:
 
 
 class ResizePreparation:
-    """See module docstring. A Decider; `ask`, `report`, `progress` from any thread, the rest from the loop's."""
+    """A Decider; `ask`, `report`, `progress` from any thread, the rest from the loop's."""
 
     name: ClassVar[str] = "resizing"
 
@@ -187,14 +187,13 @@ class ResizePreparation:
     # -- Decider
 
     def asked(self, _request: Request) -> ActingOperation | None:
-        """See Decider: requests come by `ask`."""
+        """Requests come by `ask`."""
         return None
 
     def saw(self, close: ClosingPass) -> None:
-        """See Decider."""
+        pass
 
     def due(self, close: ClosingPass, _ordered: Sequence[ActingOperation]) -> Sequence[ActingOperation]:
-        """See Decider."""
         with self._lock:
             pending = self._pending
             if pending is None or self._next(pending, close.version) is not NextStep.LOG:
@@ -203,24 +202,24 @@ class ResizePreparation:
             return [ResizeOperation(id=pending.id, keys=dict(pending.keys))]
 
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        """See Decider."""
+        pass
 
     def wants_pass(self, ended: bool) -> bool:
-        """See Decider: without events, an empty pass carries the resize."""
+        """Without events, an empty pass carries the resize."""
         pending, committer = self._pending, self._committer
         if ended or pending is None or committer is None:
             return False
         return self._next(pending, committer.version) is NextStep.LOG
 
     def state(self) -> dict[str, Any]:
-        """See Decider: nothing of it outlives the generation."""
+        """Nothing of it outlives the generation."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See Decider."""
+        pass
 
     def status(self) -> None:
-        """See Decider: `progress` has it."""
+        """`progress` has it."""
 
     def progress(self) -> ResizeStatus | None:
         """The resize that is being prepared, for people and for the launcher; None without one. Any thread."""

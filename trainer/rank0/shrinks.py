@@ -93,7 +93,6 @@ class Shrinks:
     # -- see Decider
 
     def saw(self, close: ClosingPass) -> None:
-        """See Decider."""
         self._rows = {name: stats.num_rows for name, stats in close.stats.items()}
         for name, stats in close.stats.items():
             if name not in self._rules and name in self._tables() and stats.num_rows == stats.new_rows:
@@ -103,7 +102,6 @@ class Shrinks:
         self._advance(close.day, close.version)
 
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        """See Decider."""
         match operation:
             case DayTickOperation(to=day):
                 self._advance(day, version)
@@ -121,7 +119,6 @@ class Shrinks:
                 assert_never(operation)
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ActingOperation]:
-        """See Decider."""
         if not self._learn:
             return []
         if any(isinstance(each, SetOperation) for each in ordered):  # rows are counted under the new settings
@@ -157,11 +154,9 @@ class Shrinks:
         )
 
     def wants_pass(self, ended: bool) -> bool:
-        """See Decider."""
         return self._learn and bool(self._due)
 
     def state(self) -> dict[str, Any]:
-        """See Decider."""
         now = self._days
         days = now.before, now.skipped, now.usual
         state = ShrinksState(now.day, days, now.ahead, self._rules, self._heard, self._due, self._held)
@@ -169,7 +164,6 @@ class Shrinks:
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See Decider."""
         found, tables = typed(ShrinksState, state, "its state of shrinks"), self._tables()
         before, skipped, usual = found.days
         self._days = DayAdvance(before, found.day, skipped, usual, found.ahead)
@@ -179,7 +173,7 @@ class Shrinks:
         self._held = {name: facts for name, facts in found.held.items() if name in tables}
 
     def status(self) -> ShrinkingStatus:
-        """See Decider: the tables that wait for an operator, with the command that allows their shrink."""
+        """The tables that wait for an operator, with the command that allows their shrink."""
         held = {name: typed(HeldShrink, facts, "a held shrink") for name, facts in self._held.items()}
         return ShrinkingStatus(held=held, counting=sorted(self._due))
 
@@ -234,7 +228,7 @@ class Shrinks:
     # -- requests
 
     def asked(self, request: Request) -> ShrinkOperation | None:
-        """See Decider: {"op": "shrink", "table", "delete_below", "delete_after_days", "allow"}."""
+        """{"op": "shrink", "table", "delete_below", "delete_after_days", "allow"}."""
         if request.get("op") != ShrinkOperation.op:
             return None
         if not self._learn:

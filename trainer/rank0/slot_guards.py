@@ -36,7 +36,7 @@ class SlotOutside(BadInput):
 
 
 class SlotGuards:
-    """See module docstring; it is a Decider."""
+    """Holds a job whose slots leave their bounds: a Decider."""
 
     name: ClassVar[str] = "guards"
 
@@ -64,10 +64,9 @@ class SlotGuards:
     # -- see Decider
 
     def asked(self, request: Request) -> None:
-        """See Decider. Clients ask for nothing here."""
+        """Clients ask for nothing here."""
 
     def saw(self, close: ClosingPass) -> None:
-        """See Decider."""
         if close.num_samples < self._section.min_samples or close.slots is None:
             return
         slots, reference, figures, found = slots_of(close.slots), summed(self._blocks), {}, {}
@@ -83,21 +82,19 @@ class SlotGuards:
         self._remember({name: slot.counts for name, slot in slots.items()})
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> tuple[()]:
-        """See Decider. Raises SlotOutside, never in a replay."""
+        """Raises SlotOutside, never in a replay."""
         stops = [f"slot {name}: {each['why']}" for name, each in self._outside.items() if each["action"] == "stop"]
         if stops and close.num_samples >= self._section.min_samples:
             raise SlotOutside(close.version, ", ".join(stops))
         return ()
 
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        """See Decider."""
+        pass
 
     def wants_pass(self, ended: bool) -> bool:
-        """See Decider."""
         return False
 
     def state(self) -> dict[str, Any]:
-        """See Decider."""
         return {
             "blocks": [as_state(block) for block in self._blocks],
             "filled": self._filled,
@@ -106,7 +103,7 @@ class SlotGuards:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See Decider. A slot that the job no longer has is left out."""
+        """A slot that the job no longer has is left out."""
         self._blocks = [
             {name: counts for name, counts in of_state(block).items() if name in self._slots}
             for block in state.get("blocks", ())
@@ -116,7 +113,7 @@ class SlotGuards:
         self._outside = {name: each for name, each in state.get("outside", {}).items() if name in self._slots}
 
     def status(self) -> GuardsStatus:
-        """See Decider: figures by slot, and the slots outside their bounds."""
+        """Figures by slot, and the slots outside their bounds."""
         outside = {name: typed(SlotOutsideBounds, each, "a slot") for name, each in self._outside.items()}
         return GuardsStatus(slots={name: dict(each) for name, each in self._figures.items()}, outside=outside)
 

@@ -34,7 +34,7 @@ class StandbyEnded(HeadraceError):
 
 
 class Standby:
-    """See module docstring. `status` and `end` from any thread."""
+    """`status` and `end` from any thread."""
 
     def __init__(self, store: Path, resize: str) -> None:
         """`resize`: the id of the resize that ends the wait."""

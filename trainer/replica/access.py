@@ -34,7 +34,6 @@ class RequestGate:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             return
         if (refusal := self._refusal(scope)) is not None:

@@ -95,7 +95,7 @@ def plan(current: CurrentExport, served: ServedVersion | None, loaded: str | Non
 
 
 class ExportUpdates:
-    """See ReplicaUpdates. Exports of one stream of one job."""
+    """Exports of one stream of one job."""
 
     def __init__(self, address: str, scratch: Path, poll_s: float = 1.0) -> None:
         """`address`: the folder with current.json; `scratch` takes files fetched from object stores."""
@@ -116,7 +116,7 @@ class ExportUpdates:
             self._served = served if served in self._paths else None
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See ReplicaUpdates. Also raises ExportUnusable; the export is tried again after a while."""
+        """Also raises ExportUnusable; the export is tried again after a while."""
         while not self._closed.is_set():
             text = self._current()
             if text is not None and (text != self._seen or self._again.passed()):
@@ -135,7 +135,6 @@ class ExportUpdates:
         raise Unavailable("closed")
 
     def close(self) -> None:
-        """See ReplicaUpdates."""
         self._closed.set()
 
     def _current(self) -> bytes | None:

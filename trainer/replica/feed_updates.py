@@ -247,7 +247,7 @@ class _Following:
 
 
 class FeedUpdates:
-    """See ReplicaUpdates. Subscribes at the first call of `next`."""
+    """Subscribes at the first call of `next`."""
 
     def __init__(self, find: Find, held: FeedPosition | None = None) -> None:
         """`held`: the version that the caller has; the first update may then be what changed since."""
@@ -261,7 +261,7 @@ class FeedUpdates:
         self._closed = False
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See ReplicaUpdates. Returns the newest complete version, with all changes since the one returned last."""
+        """Returns the newest complete version, with all changes since the one returned last."""
         while True:
             following = self._following or self._subscribe(deadline)
             with following.turn:
@@ -334,7 +334,6 @@ class FeedUpdates:
                 self._following = None
 
     def close(self) -> None:
-        """See ReplicaUpdates."""
         with self._lock:
             self._closed, following = True, self._following
         if following is not None:
@@ -393,7 +392,7 @@ class FeedWithExports:
         """None: exports are followed."""
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See ReplicaUpdates. Raises FeedTooSlow once when the feed has disconnected the replica."""
+        """Raises FeedTooSlow once when the feed has disconnected the replica."""
         if self._feed is None:
             if (update := self._from_exports(deadline)) is not None or not self._pause.passed():
                 return update
@@ -447,7 +446,7 @@ class FeedWithExports:
                 self._feed.close()
 
     def resume(self, served: ServedVersion | None) -> None:
-        """See ReplicaSource: a feed begins with a whole update."""
+        """A feed begins with a whole update."""
         if self._feed is None:
             self._exports.resume(served)
             self._held = None
@@ -457,7 +456,6 @@ class FeedWithExports:
         self._follow_feed()
 
     def close(self) -> None:
-        """See ReplicaUpdates."""
         with self._lock:
             self._closed, feed = True, self._feed
         self._exports.close()

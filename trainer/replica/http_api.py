@@ -99,7 +99,6 @@ class InferenceShortcut:
         self._answering, self._api = answering, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["method"] == "POST" and scope["path"].endswith("/infer"):
             match scope["path"].split("/"):
                 case ["", "v2", "models", name, "infer"]:

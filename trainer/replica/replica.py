@@ -43,18 +43,15 @@ class RestartingSource:
         self._updates = begin()
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See ReplicaUpdates."""
         return self._updates.next(deadline)
 
     def resume(self, served: ServedVersion | None) -> None:
-        """See Source."""
         with self._lock:
             if not self._closed:
                 self._updates.close()
                 self._updates = self._begin()
 
     def close(self) -> None:
-        """See ReplicaUpdates."""
         with self._lock:
             self._closed = True
             self._updates.close()

@@ -27,7 +27,7 @@ RECENT_PASSES = 20
 
 
 class RankFigures:
-    """See module docstring. The loop writes, any thread reads the results."""
+    """The loop writes, any thread reads the results."""
 
     def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

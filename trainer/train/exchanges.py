@@ -290,7 +290,6 @@ class GeoExchanges(Exchanges):
         self._num_exchanges = 0
 
     def begin(self, batches: Iterator[TrainingBatch], *, learn: bool) -> StepInput:
-        """See Exchanges."""
         if not learn:
             return super().begin(announced_ahead(self._shards, batches, learn=False), learn=False)
         self._settings = self._settings_now()
@@ -302,7 +301,7 @@ class GeoExchanges(Exchanges):
         return self._step()
 
     def following(self) -> TrainingBatch | None:
-        """See Exchanges: with the last batch of a copy, the first one of the next."""
+        """With the last batch of a copy, the first one of the next."""
         assert self._copy is not None, "a rank makes no step without a batch in this mode"
         if (batch := self._copy.following) is not None:
             return batch
@@ -314,7 +313,7 @@ class GeoExchanges(Exchanges):
     def push(
         self, step: int, batch: TrainingBatch | None, gradients: Mapping[str, Gradients] | None, num_samples: int
     ) -> StepInput:
-        """See Exchanges: after the last of its batches, the copy is exchanged for the next one."""
+        """After the last of its batches, the copy is exchanged for the next one."""
         copy = self._copy
         assert copy is not None, "a rank makes no step without a batch in this mode"
         copy.learn(gradients, num_samples)

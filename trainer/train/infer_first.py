@@ -54,7 +54,7 @@ def announced_ahead(
 
 
 class InferFirst:
-    """See module docstring. Used on the loop's thread, the only one that announces batches where this is in use."""
+    """Used on the loop's thread, the only one that announces batches where this is in use."""
 
     def __init__(
         self,

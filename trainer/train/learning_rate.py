@@ -18,7 +18,7 @@ SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
 
 class LearningRate:
-    """See module docstring. Every rank has the same."""
+    """Every rank has the same."""
 
     def __init__(self, dense: DenseStrategy, section: DenseSection) -> None:
         self._dense, self._base, self._schedule = dense, section.optimizer.lr, section.schedule

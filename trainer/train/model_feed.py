@@ -102,7 +102,7 @@ class FeedContent:
 
 
 class ModelFeed:
-    """See module docstring, and pserver.feed.feed_server.FeedSource. `tick` is called by the loop; the rest on any
+    """The live feed of rank 0: a FeedSource. `tick` is called by the loop; the rest on any
     thread."""
 
     def __init__(
@@ -157,24 +157,21 @@ class ModelFeed:
     # --- subscribers -------------------------------------------------------------------------------------------------
 
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_messages.Outgoing]:
-        """See Source: a new subscriber receives the model with the next published version."""
+        """A new subscriber receives the model with the next published version."""
         with self._opening:
             self._subscribers.add(subscription)
             self._new = (*self._new, subscription)
         return iter(())
 
     def close(self, subscription: Subscription) -> None:
-        """See Source."""
         with self._opening:
             self._subscribers.remove(subscription)
             self._new = tuple(each for each in self._new if each is not subscription)
 
     def poke(self) -> None:
-        """See Source."""
         self._again = True
 
     def end(self) -> None:
-        """See Source."""
         self._subscribers.end()
 
     # --- publishing --------------------------------------------------------------------------------------------------

@@ -98,7 +98,6 @@ class Observer:
         exclusive: Exclusive = nullcontext,
         own: Sequence[Metric] = (),
     ) -> None:
-        """See Meter."""
         event_time = next(iter(job.sources.values())).event_time
         self._timed = event_time.kind != "none"
         self._schema, self._metrics = schema, job.metrics

@@ -27,7 +27,7 @@ from headrace.trainer.train.step import ForwardResult, Stepper
 
 
 class PipelineStepper(Stepper):
-    """See module docstring, and Stepper. `forward` has the backward pass of the model in it."""
+    """`forward` has the backward pass of the model in it."""
 
     def open_stages(self, model: nn.Module, job: TrainerJob, dense: PipelineDense, ranks: Ranks) -> None:
         """Connect the stages; once, before the first step."""
@@ -36,13 +36,13 @@ class PipelineStepper(Stepper):
         self._steps = ranks.stages(stage_plan(dense.stage, job.dense.pipeline or PipelineSection(), kinds))
 
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
-        """See Stepper: this rank's stage computes the batch of rank 0."""
+        """This rank's stage computes the batch of rank 0."""
         self._steps.follow(num_samples)
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
     ) -> ForwardResult:
-        """See Stepper: forward and backward pass of all stages. `loss` has no graph."""
+        """Forward and backward pass of all stages. `loss` has no graph."""
         given = self._given(batch, rows)
         x_BW, beside_BT = self._tower.enter(given.inputs)
         target_BK = self._target(batch, global_weight)
@@ -53,7 +53,7 @@ class PipelineStepper(Stepper):
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
     ) -> ForwardResult:
-        """See Stepper: by the whole model."""
+        """By the whole model."""
         with torch.no_grad(), evaluating(self._model.modules()):
             return super().forward(batch, rows, global_weight)
 
@@ -68,7 +68,7 @@ class PipelineStepper(Stepper):
         return torch.stack([*labels, *weights], 1).float()
 
     def _differentiate(self, forward: ForwardResult) -> None:
-        """See Stepper: `forward` has done it."""
+        """`forward` has done it."""
 
 
 def stage_plan(stage: Stage, config: PipelineSection, kinds: Sequence[str]) -> StagePlan:

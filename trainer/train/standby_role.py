@@ -12,7 +12,7 @@ from headrace.trainer.train.assembly import Trainer
 
 
 class StandbyRole:
-    """See module docstring. Any thread."""
+    """Any thread."""
 
     def __init__(self, standby: Standby, generation: int) -> None:
         self._standby, self._generation = standby, generation
@@ -30,7 +30,7 @@ class StandbyRole:
         self._trainer = None
 
     def status(self) -> Status:
-        """See headrace.rpc.role.serve_role, as the others."""
+        """As the others."""
         if self._trainer is not None:
             return self._trainer.parts.progress.status()
         return replace(self._standby.status(), generation=self._generation)
