@@ -90,7 +90,7 @@ def finish(trainer: Trainer) -> None:
     """Rank 0: write the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
-    compared = () if trainer.rank0 is None else trainer.rank0.chronicle.compared
+    compared = () if trainer.rank0 is None else trainer.rank0.replay_log.compared
     write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared, trainer.job.join)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 

@@ -78,9 +78,9 @@ class JobClient:
         """Rank 0 by its name, and the credentials of a head of its generation; None where it needs none."""
         if name is None:
             return None
-        chief = PeerName.parse(name)
-        authority = open_authority(self.store / FOLDER, chief.job)
-        return TlsPeer(authority.credentials(authority.name(chief.generation, PeerRole.HEAD, 0)), chief)
+        rank0 = PeerName.parse(name)
+        authority = open_authority(self.store / FOLDER, rank0.job)
+        return TlsPeer(authority.credentials(authority.name(rank0.generation, PeerRole.HEAD, 0)), rank0)
 
     def poll(
         self, ask: Callable[[RoleClient], T | None], deadline: Deadline, late: Callable[[str], HeadraceError]

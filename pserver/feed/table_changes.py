@@ -58,8 +58,8 @@ class TableDelta:
 class TableFeed:
     """The changes of one table for the live feed."""
 
-    def __init__(self, rows: RowArrays, life: TableAging, departures: Deletions) -> None:
-        self._rows, self._life, self._departures = rows, life, departures
+    def __init__(self, rows: RowArrays, life: TableAging, deletions: Deletions) -> None:
+        self._rows, self._life, self._deletions = rows, life, deletions
         self._lock = threading.Lock()
         self._following = False
         self._touched: list[U64] = []
@@ -196,7 +196,7 @@ class TableFeed:
         """Those of the rows in memory that are present and changed after `since`; called within `removing`."""
         rows_U = rows_U[self._rows.columns["changed_version"][rows_U] > since]
         if self._life.shrinks:
-            rows_U = rows_U[self._life.gone(self._departures.statistics(), frozen(rows_U)) == STAYS]
+            rows_U = rows_U[self._life.gone(self._deletions.statistics(), frozen(rows_U)) == STAYS]
         rows_PD = np.empty((len(rows_U), self.width), np.float32)
         if len(rows_U):
             self._rows.floats.gather(frozen(rows_U), 0, len(rows_U), rows_PD)

@@ -62,7 +62,7 @@ class TableSnapshots:
     life: TableAging
     selection: SlotAdmission
     dirty: DirtyRows
-    departures: Deletions
+    deletions: Deletions
     halves: WorkSplitter
 
     def take(self) -> TableSnapshot:
@@ -74,14 +74,14 @@ class TableSnapshots:
             bits, pack = self.rows.bits(), self.rows.floats.pack
             self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
             life = self.life.state  # before the deletions: a sweep that ends in between is repeated
-            with self.departures.counting:
-                deleted, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
+            with self.deletions.counting:
+                deleted, rows_by_group = self.deletions.gone.take(), self.deletions.rows_by_group
         return TableSnapshot(keys_U, words_UW, *deleted, rows_by_group, life, self.selection.state())
 
     def settle(self, committed: bool) -> None:
         """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
         with self.rows.still, self.rows.moving:  # a reader sees store and deletions of one moment
-            self.departures.gone.settle(committed)
+            self.deletions.gone.settle(committed)
             self.dirty.settle(self.rows.marks_R, committed)
         self.rows.made_room()
 
@@ -97,13 +97,13 @@ class TableSnapshots:
         if isinstance(self.rows, RowCache):
             self.rows.attach(store, sum(rows_by_group.values()))
             for group, count in rows_by_group.items():
-                self.departures.made_G[group] = count
+                self.deletions.made_G[group] = count
             return
         self.rows.make_room(sum(rows_by_group.values()))
         self.load(store.scan())
-        if self.departures.rows_by_group != dict(rows_by_group):
+        if self.deletions.rows_by_group != dict(rows_by_group):
             raise StoreDamaged(
-                f"table {self.name!r}: the store holds {self.departures.num_rows} rows, not those of its commit"
+                f"table {self.name!r}: the store holds {self.deletions.num_rows} rows, not those of its commit"
             )
 
     def _load_facts(
@@ -119,7 +119,7 @@ class TableSnapshots:
     ) -> U64:
         """After a restore, before the first pass: go on to a later commit."""
         self.begin_handed(lives, admission)
-        return self.departures.gone.drop_all()
+        return self.deletions.gone.drop_all()
 
     def begin_handed(
         self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
@@ -141,7 +141,7 @@ class TableSnapshots:
             here_U = rows_U[rows_U != kernels.EMPTY]  # they are written in place
             self._uncount(here_U)
             self.rows.floats.free(here_U)
-        self.departures.gone.add(gone_G, gone_group_G)
+        self.deletions.gone.add(gone_G, gone_group_G)
         self.load([(keys_U, words_UW)], dirty=True)
 
     def _take_out(self, rows_U: NDArray[np.int32]) -> None:
@@ -150,14 +150,14 @@ class TableSnapshots:
         self.rows.remove(frozen(rows_U))
 
     def _uncount(self, rows_U: NDArray[np.int32]) -> None:
-        self.departures.made_G -= np.bincount(self.rows.columns["group"][rows_U], minlength=NUM_GROUPS)
+        self.deletions.made_G -= np.bincount(self.rows.columns["group"][rows_U], minlength=NUM_GROUPS)
 
     def take_over(
         self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
     ) -> None:
         """1. Remove the rows in memory. 2. Replace those of the store. 3. Count; load them where all
         rows are in memory."""
-        made_G, bounded = self.departures.made_G, isinstance(self.rows, RowCache)
+        made_G, bounded = self.deletions.made_G, isinstance(self.rows, RowCache)
         with self.rows.still:
             with self.rows.removing():  # 1
                 rows_U = self.rows.look_up(keys_U)
@@ -179,7 +179,7 @@ class TableSnapshots:
             rows_U = self.rows.reserve(keys_U, group_U, start=False)
             with self.rows.moving:
                 self._unpack(words_UW, rows_U)
-                self.departures.made_G += np.bincount(group_U, minlength=NUM_GROUPS)
+                self.deletions.made_G += np.bincount(group_U, minlength=NUM_GROUPS)
                 if dirty:
                     self.dirty.touch(self.rows.marks_R, rows_U)
             self.rows.release(rows_U)

@@ -77,19 +77,19 @@ class ShardTable:
         self._groups = dict(groups or {})
         settings, self._halves = RowSettings.of(section, self._groups), WorkSplitter(pool)
         self._dirty, self._life = DirtyRows(), TableAging(section, self._groups)
-        self._departures = Deletions(self._life, self._dirty)
-        self._rows = self._departures.rows = self._rows_of(settings, seed)
+        self._deletions = Deletions(self._life, self._dirty)
+        self._rows = self._deletions.rows = self._rows_of(settings, seed)
         self._selection = SlotAdmission(settings.classes, int(self._rows.seed), buckets)
         parts = self._rows, self._life, self._selection
-        self._snapshots = TableSnapshots(name, *parts, self._dirty, self._departures, self._halves)
-        self._overview = TableOverview.of(*parts, self._departures, self._halves)
-        self.feed = TableFeed(self._rows, self._life, self._departures)
+        self._snapshots = TableSnapshots(name, *parts, self._dirty, self._deletions, self._halves)
+        self._overview = TableOverview.of(*parts, self._deletions, self._halves)
+        self.feed = TableFeed(self._rows, self._life, self._deletions)
         """The changes for subscribers of the live feed."""
-        self._departures.on_deleted = self.feed.note_deleted
+        self._deletions.on_deleted = self.feed.note_deleted
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
-        self._made_before_G = self._departures.made_G.copy()
+        self._made_before_G = self._deletions.made_G.copy()
         self.num_admitted = 0
         """Keys of a selective table that got a row since the start."""
 
@@ -103,8 +103,8 @@ class ShardTable:
             self.section.memory,
             waiting=self._num_waiting,
             touched=lambda: self._num_touched,
-            is_deleted=self._departures.is_deleted,
-            note_deleted=self._departures.note_deleted,
+            is_deleted=self._deletions.is_deleted,
+            note_deleted=self._deletions.note_deleted,
         )
 
     @property
@@ -155,20 +155,20 @@ class ShardTable:
 
         A key that gets a row before this batch is pushed is known at its push: see `admit`.
         """
-        self._departures.purge(rows_U)
+        self._deletions.purge(rows_U)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if len(unknown_U):
             found_U = self._rows.find(keys_U[unknown_U])
             rows_U[unknown_U] = found_U
             self._rows.hand_over(found_U, rows_U)
-            self._departures.purge(found_U)
+            self._deletions.purge(found_U)
         changed_R = self._rows.columns["changed_version"]
         present_U = (rows_U != kernels.EMPTY) & (changed_R[np.maximum(rows_U, 0)] != 0)
         return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
 
     def gather(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
         """(U, D) weights of rows, none of them EMPTY, in an array made by `empty`."""
-        self._departures.purge(rows_U)
+        self._deletions.purge(rows_U)
         out_UD, gather = empty(len(rows_U), self.num_weights), self._rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
@@ -179,13 +179,13 @@ class ShardTable:
         With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
         """
         out_UD = empty(len(rows_U), self.num_weights)
-        self._departures.purge(rows_U)
+        self._deletions.purge(rows_U)
         with self._rows.moving:
             self._rows.floats.gather_present(self._rows.columns["changed_version"], rows_U, out_UD)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if keys_U is not None and len(unknown_U):
             again_UD = np.empty((len(unknown_U), self.num_weights), np.float32)
-            self._rows.gather_present(keys_U[unknown_U], again_UD, self._departures.purge_within)
+            self._rows.gather_present(keys_U[unknown_U], again_UD, self._deletions.purge_within)
             out_UD[unknown_U] = again_UD
         return out_UD
 
@@ -195,7 +195,7 @@ class ShardTable:
         with self._rows.moving:
             self._rows.open_version = version
             group_R, learn = self._rows.columns["group"], self._rows.floats.learn
-            self._life.bring(self._departures.statistics(), rows_U, version)
+            self._life.bring(self._deletions.statistics(), rows_U, version)
             self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
             self._record(rows_U, push, version)
 
@@ -236,17 +236,17 @@ class ShardTable:
 
     def delete(self, keys_U: U64) -> None:
         """Delete rows that the open pass has not changed, for a table that no step learns; before its close."""
-        self._departures.forget(keys_U)
+        self._deletions.forget(keys_U)
 
     def overwrite(self, keys_U: U64, group_U: U16, rows_UD: F32, show_U: F32, version: int) -> None:
         """Write the weights of unique keys, bit for bit, for a table that no step learns; before the close of
         `version`. `show_U` is added to their shows."""
         rows_U = self._rows.reserve(keys_U, group_U)
-        self._departures.purge(frozen(rows_U))
+        self._deletions.purge(frozen(rows_U))
         with self._rows.moving:
             assert isinstance(self._rows.floats, Slab), "no vector joins later"
             self._rows.open_version = version
-            self._life.bring(self._departures.statistics(), frozen(rows_U), version)
+            self._life.bring(self._deletions.statistics(), frozen(rows_U), version)
             self._rows.floats.put(rows_U, rows_UD)
             self._record(frozen(rows_U), Gradients(rows_UD, show_U, np.zeros_like(show_U)), version)
         self._rows.release(rows_U)
@@ -281,7 +281,7 @@ class ShardTable:
             rows_L = frozen(rows_U[late_L])
             with self._rows.moving:
                 self._rows.open_version = version
-                self._life.bring(self._departures.statistics(), rows_L, version)
+                self._life.bring(self._deletions.statistics(), rows_L, version)
                 self._record(rows_L, push.chosen(late_L), version)
         self._rows.release(rows_U)
         return late_U
@@ -299,7 +299,7 @@ class ShardTable:
             *coefficients,
             np.uint32(version),
             columns,
-            self._departures.made_G,
+            self._deletions.made_G,
             self._touched,
             self._num_touched,
         )
@@ -311,7 +311,7 @@ class ShardTable:
     def open_pass(self) -> None:
         """Begin a pass: no rows touched, none new."""
         self._num_touched = self._new_rows = self._unadmitted = 0
-        self._made_before_G = self._departures.made_G.copy()
+        self._made_before_G = self._deletions.made_G.copy()
 
     def close_pass(self, day: int) -> int:
         """Close a pass: advance to `day` with its ticks, set it on the touched rows, and mark them dirty.
@@ -321,7 +321,7 @@ class ShardTable:
         touched, before = self._touched[: self._num_touched], self._life.day
         self._life.tick(day)
         with self._rows.moving:
-            self._life.close(self._departures.statistics(), touched, before)
+            self._life.close(self._deletions.statistics(), touched, before)
             self._dirty.touch(self._rows.marks_R, touched)
             self.feed.note_changed(touched)  # before operations, which report the rows they delete
             self._num_touched, self._rows.open_version = 0, NO_VERSION
@@ -339,7 +339,7 @@ class ShardTable:
             case ForgetRow(key=key):
                 keys_U = np.array([key], np.uint64)
                 self._selection.forget(keys_U)
-                self._departures.forget(keys_U)
+                self._deletions.forget(keys_U)
             case SetTables(tables=tables):
                 self._set(TableSection.model_validate(tables[self.name]))
             case ExportCut():
@@ -362,15 +362,15 @@ class ShardTable:
 
     def when_swept(self, act: Callable[[], None]) -> None:
         """Call `act` whenever no shrink has rows left to remove, on the thread that removed the last."""
-        self._departures.on_swept = act
+        self._deletions.on_swept = act
 
     def sweep(self) -> Iterator[None]:
         """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
-        return self._departures.sweep()
+        return self._deletions.sweep()
 
     def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
         """The rows that `shrink` would delete now, among those that the open pass has not changed."""
-        return self._departures.survey(shrink, stopping)
+        return self._deletions.survey(shrink, stopping)
 
     def explain(self, key: int, group: int) -> dict[str, Any]:
         """Everything known about a key on this shard, as of its last push; JSON-able.
@@ -451,12 +451,12 @@ class ShardTable:
     @property
     def num_rows(self) -> int:
         """Number of rows that were pushed at least once."""
-        return self._departures.num_rows
+        return self._deletions.num_rows
 
     @property
     def rows_by_group(self) -> dict[int, int]:
         """Number of rows by slot group."""
-        return self._departures.rows_by_group
+        return self._deletions.rows_by_group
 
     def digest(self) -> int:
         """128-bit hash over all rows and the counts of admission."""
@@ -474,5 +474,5 @@ class ShardTable:
             max_dirty_rows=self._rows.max_dirty,
             sweeping=sweeping,
             unadmitted=self._unadmitted,
-            new_by_group=by_group(self._departures.made_G - self._made_before_G),
+            new_by_group=by_group(self._deletions.made_G - self._made_before_G),
         )

@@ -29,24 +29,24 @@ class TableOverview:
     rows: RowArrays
     life: TableAging
     selection: SlotAdmission
-    departures: Deletions
+    deletions: Deletions
     halves: WorkSplitter
     multipliers: U64
     """The multipliers of a row's digest: see pserver.rows.digest."""
 
     @classmethod
     def of(
-        cls, rows: RowArrays, life: TableAging, selection: SlotAdmission, departures: Deletions, halves: WorkSplitter
+        cls, rows: RowArrays, life: TableAging, selection: SlotAdmission, deletions: Deletions, halves: WorkSplitter
     ) -> "TableOverview":
         """The view of one table."""
-        return cls(rows, life, selection, departures, halves, multipliers_of(rows.width))
+        return cls(rows, life, selection, deletions, halves, multipliers_of(rows.width))
 
     def digest(self) -> int:
         """128-bit hash over all present rows and the counts of admission."""
         with self.rows.still:
             rows_U = np.flatnonzero(self._present()).astype(np.int32)
             if self.life.shrinks:
-                rows_U = rows_U[self.life.gone(self.departures.statistics(), rows_U) == STAYS]
+                rows_U = rows_U[self.life.gone(self.deletions.statistics(), rows_U) == STAYS]
             rows_U = rows_U[self.rows.columns["changed_version"][rows_U] != 0]  # not swept meanwhile
             away = (self._digest_of_words(*chunk) for chunk in self.rows.away())
             return add([self.digest_of(frozen(rows_U)), *away, self.selection.digest()])
@@ -102,7 +102,7 @@ class TableOverview:
                 with self.rows.removing():
                     rows_P = self.rows.look_up(keys_P)
                     held_P = rows_P != kernels.EMPTY
-                    held = RowStatistics(*(each[rows_P[held_P]] for each in self.departures.statistics()))
+                    held = RowStatistics(*(each[rows_P[held_P]] for each in self.deletions.statistics()))
                 away_P = np.flatnonzero(~held_P)
                 there_P, words_FW = self.rows.find_stored(keys_P[away_P])
             away = RowStatistics.of_words(words_FW)

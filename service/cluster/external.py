@@ -191,7 +191,7 @@ class JoinPoint:
     """The host that people are told to join at, where `listen` has the one for all interfaces."""
     feed: FeedAnswer | None = None
     """Answers replicas, which join there, too."""
-    chief_here: bool = False
+    rank0_here: bool = False
     """Whether rank 0 must be on this machine, since no other one has the job's log."""
     group_size: Callable[[int], int] | None = None
     """How many neighbouring trainers should share a machine, of so many; None where it makes no difference."""
@@ -204,7 +204,7 @@ class ExternalLauncher:
         """Raises Unavailable or SpecError where the address is not available."""
         self._point, self._node_timeout_s = point, point.node_timeout_s
         self._secret = secrets.token_hex(32)  # of agents that have joined
-        self._places = Places(machine_id(), point.node_timeout_s, chief_here=point.chief_here)
+        self._places = Places(machine_id(), point.node_timeout_s, rank0_here=point.rank0_here)
         self._workers: dict[str, RemoteWorker] = {}
         self._newest = 0
         self._has_warned = False

@@ -13,11 +13,11 @@ from typing import Self, assert_never
 
 from headrace.deadline import Deadline
 from headrace.failpoints import ArmedFailpoint
-from headrace.service.cluster.chief import ChiefConnection
+from headrace.service.cluster.rank0_connection import RankZeroConnection
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from headrace.service.cluster.supervision import (
-    DrainChief,
+    DrainRankZero,
     Effect,
     EndingLimits,
     Event,
@@ -52,14 +52,14 @@ class Generation:
         self,
         plan: JobPlan,
         events: Events,
-        chief: ChiefConnection,
+        rank0: RankZeroConnection,
         on_line: OnLine,
         limits: EndingLimits,
         faults: Faults,
         launcher: Launcher,
     ) -> None:
         self._launcher = launcher
-        self.plan, self.chief = plan, chief
+        self.plan, self.rank0 = plan, rank0
         self._events, self._on_line, self._faults = events, on_line, faults
         self._held = ExitStack()
         shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
@@ -97,9 +97,9 @@ class Generation:
         with ExitStack() as held:
             held.enter_context(run_folder(self.plan.run_folder))
             held.callback(self._end)
-            # Before the chief is asked for, or the rendezvous might still tell the address of the generation before.
+            # Before rank 0 is asked for, or the rendezvous might still tell the address of the generation before.
             self._launcher.prepare([*self.plan.shards, *self.plan.trainers], self.plan.generation)
-            self.chief.start()
+            self.rank0.start()
             self._held = held.pop_all()
         return self
 
@@ -111,7 +111,7 @@ class Generation:
         try:
             self._kill_all()
         finally:
-            self.chief.close()
+            self.rank0.close()
 
     def step(self, event: Event) -> None:
         """Act on an event. Call it often: TICK_S after the last one, with a Tick."""
@@ -125,8 +125,8 @@ class Generation:
 
     def _act(self, effect: Effect) -> None:
         match effect:
-            case DrainChief():
-                self.chief.drain()
+            case DrainRankZero():
+                self.rank0.drain()
             case TerminateWorkers(workers):
                 for name in workers:
                     self._workers[name].terminate()
@@ -162,7 +162,7 @@ class Generation:
 
     def _start_workers(self) -> None:
         """Start the shards once the launcher can run all workers; the trainers once the shards are up."""
-        if self._supervision.ending or self.plan.chief.name in self._workers:
+        if self._supervision.ending or self.plan.rank0.name in self._workers:
             return
         if self._start_by is None:
             if self._waits_for_launcher():

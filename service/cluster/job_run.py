@@ -55,7 +55,7 @@ class JobRun:
         self.trace = ""
         """Where the trace is, in words; "" without one."""
         self.report: Mapping[str, Any] = {}
-        """The report that the chief wrote at its end."""
+        """The report that rank 0 wrote at its end."""
         self._end: Status | None = None
 
     def run(self) -> RunOutcome:
@@ -164,7 +164,7 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         certifies=cluster.leaves_machine,
         shown_host=address_of(cluster.interface),
         feed=feed_answer(job.store),
-        chief_here=job.spec.store.parts == "object",
+        rank0_here=job.spec.store.parts == "object",
         group_size=None if hierarchy is None else hierarchy.size,
     )
     return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)
@@ -201,12 +201,12 @@ def restart_limits(cluster: ClusterSection) -> RestartLimits:
 
 
 def read_report(path: Path) -> Mapping[str, Any]:
-    """The report that the chief wrote at its end; empty where there is none."""
+    """The report that rank 0 wrote at its end; empty where there is none."""
     return documents.read_object(path) if path.exists() else {}
 
 
 def last_status(outcome: RunOutcome, found: Mapping[str, Any], before: Status) -> Status:
-    """The chief's last status, from some time before the end, with the final figures of the report that it wrote."""
+    """Rank 0's last status, from some time before the end, with the final figures of the report that it wrote."""
     if outcome.code != ExitCode.DRAINED:
         return replace(before, state="failed")
     if not found:

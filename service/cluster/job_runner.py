@@ -20,8 +20,8 @@ from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.retry import Backoff
 from headrace.rpc import refusals
 from headrace.rpc.run_files import RANK0
-from headrace.service.cluster.chief import ChiefConnection
 from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
+from headrace.service.cluster.rank0_connection import RankZeroConnection
 from headrace.service.cluster.run_folder import write_private
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
 from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
@@ -77,22 +77,22 @@ class JobRunner:
         self._status_interval_s, self._stop_code = status_interval_s, stop_code
         self._events: Events = queue.SimpleQueue()
         self._deaths: list[Death] = []
-        self._before = Status(job=job)  # shown until a chief answers
-        self._chief: ChiefConnection | None = None
+        self._before = Status(job=job)  # shown until a rank 0 answers
+        self._rank0: RankZeroConnection | None = None
         self._generation: Generation | None = None
         self._drain_asked = threading.Lock()  # acquired once, at the first request
         self._last_number = 0
         self.stopped = False
         """True if a stop was requested; set by `run`."""
         self._refused_before = Counter(refusals.PROCESS.counts())
-        self._version = 0  # the newest that a chief has reported
+        self._version = 0  # the newest that a rank 0 has reported
 
     def status(self) -> Status:
-        """The chief's last status, with the launcher's figures; the state is "restarting" between generations.
+        """Rank 0's last status, with the launcher's figures; the state is "restarting" between generations.
 
         Any thread.
         """
-        status = self._before if self._chief is None else self._chief.status
+        status = self._before if self._rank0 is None else self._rank0.status
         if status.state == STANDBY:
             status = self._before
         refused = Counter(refusals.PROCESS.counts()) - self._refused_before + Counter(status.refused)
@@ -174,8 +174,8 @@ class JobRunner:
         plan = self._plan_once_possible(next_plan)
         if plan is None:
             return None
-        chief = self._connection(plan, partial(_chief_address, self._launcher, plan), self._before)
-        return self._begun(plan, self._launcher, chief, ExitStack())
+        rank0 = self._connection(plan, partial(_rank0_address, self._launcher, plan), self._before)
+        return self._begun(plan, self._launcher, rank0, ExitStack())
 
     def _plan_once_possible(self, next_plan: NextPlan) -> JobPlan | None:
         """The next plan, as soon as the object store can be reached; None if a stop was requested before."""
@@ -202,32 +202,32 @@ class JobRunner:
         assert isinstance(self._launcher, SpareLauncher)
         with ExitStack() as held:
             launcher = held.enter_context(self._launcher.beside())
-            address = partial(launcher.rendezvous.address, plan.chief)
-            chief = self._connection(plan, address, Status(state=STANDBY))
-            return self._begun(plan, launcher, chief, held.pop_all())
+            address = partial(launcher.rendezvous.address, plan.rank0)
+            rank0 = self._connection(plan, address, Status(state=STANDBY))
+            return self._begun(plan, launcher, rank0, held.pop_all())
 
-    def _connection(self, plan: JobPlan, address: Callable[[], str | None], before: Status) -> ChiefConnection:
-        return ChiefConnection(
+    def _connection(self, plan: JobPlan, address: Callable[[], str | None], before: Status) -> RankZeroConnection:
+        return RankZeroConnection(
             before,
             address,
             plan.secret,
             self._status_interval_s,
-            worker=plan.chief.name,
-            tls=plan.to_chief,
+            worker=plan.rank0.name,
+            tls=plan.to_rank0,
             max_silent_s=plan.max_silent_s,
         )
 
-    def _begun(self, plan: JobPlan, launcher: Launcher, chief: ChiefConnection, held: ExitStack) -> Successor:
+    def _begun(self, plan: JobPlan, launcher: Launcher, rank0: RankZeroConnection, held: ExitStack) -> Successor:
         self._last_number = plan.generation
         with held:
-            made = Generation(plan, self._events, chief, self._on_line, self._limits, self._faults, launcher)
+            made = Generation(plan, self._events, rank0, self._on_line, self._limits, self._faults, launcher)
             generation = held.enter_context(made)
             return Successor(generation, launcher, held.pop_all())
 
     def _show_restarting(self) -> None:
-        """Until the next chief answers, the status has the last figures of the one before, but no resize of its."""
+        """Until the next rank 0 answers, the status has the last figures of the one before, but no resize of its."""
         self._before = replace(self.status(), state="restarting", stalled=None, refused={}, resizing=None, unrenewed={})
-        self._chief = None
+        self._rank0 = None
 
     def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:
         """Run a generation to its end; its outcome, whether a stop was requested, and its successor if there is one.
@@ -235,7 +235,7 @@ class JobRunner:
         A generation ends, too, when its successor has claimed the job.
         """
         generation = running.generation
-        self._generation, self._chief = generation, generation.chief
+        self._generation, self._rank0 = generation, generation.rank0
         with running.held, self._standby_for(generation) as standby:
             generation.step(Tick())
             while (outcome := generation.outcome) is None:
@@ -246,7 +246,7 @@ class JobRunner:
             successor = None if standby is None else standby.successor_of(outcome, stop_asked=generation.stop_asked)
             if successor is not None:
                 self._show_restarting()
-                self._generation, self._chief = successor.generation, successor.generation.chief
+                self._generation, self._rank0 = successor.generation, successor.generation.rank0
         if successor is not None:
             self._take_over(successor, stop_asked=generation.stop_asked)
         return outcome, generation.stop_asked, successor
@@ -264,7 +264,7 @@ class JobRunner:
         """The generation before is gone: the successor trains, and is found by commands."""
         assert self._standbys is not None
         self._standbys.adopt(successor.generation.plan)
-        _chief_address(successor.launcher, successor.generation.plan)
+        _rank0_address(successor.launcher, successor.generation.plan)
         if stop_asked:
             self._events.put((0, StopRequested()))
 
@@ -279,7 +279,7 @@ class JobRunner:
             standby.step(event if number == standby.number else Tick(), self._last_number)
 
     def _closed_more(self) -> bool:
-        """True if the chief reported a newer version than any before. Closes after its last status are not known."""
+        """True if rank 0 reported a newer version than any before. Closes after its last status are not known."""
         version = self.status().version or 0
         before, self._version = self._version, max(self._version, version)
         return version > before
@@ -294,11 +294,11 @@ class JobRunner:
                 return False
 
 
-def _chief_address(launcher: Launcher, plan: JobPlan) -> str | None:
+def _rank0_address(launcher: Launcher, plan: JobPlan) -> str | None:
     """The address of rank 0 once it serves. Commands then find it in the run folder, too. Raises Unwritable."""
-    address = launcher.rendezvous.address(plan.chief)
+    address = launcher.rendezvous.address(plan.rank0)
     if address is not None:
-        tls = plan.to_chief
+        tls = plan.to_rank0
         name = {} if tls is None else {"name": tls.name.dns}
         write_private(plan.run_folder / RANK0, {"address": address, "secret": plan.secret, **name})
     return address

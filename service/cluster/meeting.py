@@ -20,7 +20,7 @@ from headrace.rpc.rendezvous import Member
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 from headrace.shared_folder import ABSENT
 
-CHIEF = f"{WorkerRole.TRAINER}-0"
+RANK_0 = f"{WorkerRole.TRAINER}-0"
 """The worker for which the other trainers wait."""
 MAX_AGE = 0.5 * (1 + 3 / NUM_TRIES)
 """Share of its life after which a certificate should have been renewed: half of it, and the time for three tries."""
@@ -111,7 +111,7 @@ class Meeting:
         with self._changed:
             self._roll.admit(member)
             self._roll.compare(member, inputs)
-            if member.worker == CHIEF:
+            if member.worker == RANK_0:
                 self._roll.collectives = collectives
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._met(member), max(0.0, within.left_s()))

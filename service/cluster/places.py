@@ -10,19 +10,19 @@ from headrace.errors import Refused, SpecError, Unavailable
 from headrace.rpc.joining import AgentFacts
 from headrace.service.cluster.runtime import WorkerRole
 
-CHIEF = f"{WorkerRole.TRAINER}-0"
+RANK_0 = f"{WorkerRole.TRAINER}-0"
 """Rank 0 keeps the job's log and store, so it runs at the head unless an agent elsewhere asks for it by its rank."""
 
 
 class Places:
     """The workers of the generation in preparation or running, and the agents that have them."""
 
-    def __init__(self, head: str, node_timeout_s: float, *, chief_here: bool = False) -> None:
+    def __init__(self, head: str, node_timeout_s: float, *, rank0_here: bool = False) -> None:
         """`head`: the machine of the launcher. An agent that is silent for `node_timeout_s` loses its place.
 
-        `chief_here`: rank 0 cannot run elsewhere, not even by its rank.
+        `rank0_here`: rank 0 cannot run elsewhere, not even by its rank.
         """
-        self._head, self._node_timeout_s, self._chief_here = head, node_timeout_s, chief_here
+        self._head, self._node_timeout_s, self._rank0_here = head, node_timeout_s, rank0_here
         self._generation = 0
         self._names: tuple[str, ...] = ()
         self._ending = False
@@ -107,7 +107,7 @@ class Places:
         """
         held = {name: self._agents[name] for name in self._trainers() if name in self._agents}
         machines = list(dict.fromkeys(agent.machine for agent in held.values()))
-        movable = [name for name, a in held.items() if name != CHIEF and a.rank is None and a.last is None]
+        movable = [name for name, a in held.items() if name != RANK_0 and a.rank is None and a.last is None]
         agents = sorted((held[name] for name in movable), key=lambda agent: machines.index(agent.machine))
         self._agents.update(zip(movable, agents, strict=True))
 
@@ -134,8 +134,8 @@ class Places:
             raise Unavailable(
                 f"generation {self._generation} has all of its workers ({self._counts()}); this worker is one too many"
             )
-        if agent.machine != self._head and CHIEF in free:
-            free.remove(CHIEF)
+        if agent.machine != self._head and RANK_0 in free:
+            free.remove(RANK_0)
         if agent.last in free:
             return agent.last
         return free[0] if free else None
@@ -148,9 +148,9 @@ class Places:
                 f"this worker has RANK {rank} of WORLD_SIZE {agent.world}, and the job has {len(names)} {kind} "
                 f"({self._counts()}); start {len(names)} of them, or change cluster.trainers and cluster.shards"
             )
-        if names[rank] == CHIEF and self._chief_here and agent.machine != self._head:
+        if names[rank] == RANK_0 and self._rank0_here and agent.machine != self._head:
             raise SpecError(
-                f"RANK {rank} is {CHIEF}, which keeps the job's log and store at the machine of `headrace run`: start "
+                f"RANK {rank} is {RANK_0}, which keeps the job's log and store at the machine of `headrace run`: start "
                 "the process of this RANK there, for torchrun by --node-rank 0"
             )
         if (holder := self._agents.get(names[rank])) is not None:

@@ -24,7 +24,7 @@ from headrace.lifecycle import ExitCode
 from headrace.process import ChildProcess, unbuffered
 from headrace.rpc.joining import AgentFacts, Answer, JobEnd
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
-from headrace.service.cluster.places import CHIEF
+from headrace.service.cluster.places import RANK_0
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 from headrace.service.cluster.worker_plan import PYTHON
 
@@ -280,7 +280,7 @@ class RayLauncher(ExternalLauncher):
         """Ask for places for all workers, in place of those that were asked for before."""
         if self._connection is not None and self._connection.gone:
             self._disconnect()  # first, for its end concerns the attempt before
-        needs = [WorkerNeeds.of(spec, secrets.token_hex(16), spec.name == CHIEF) for spec in self._specs]
+        needs = [WorkerNeeds.of(spec, secrets.token_hex(16), spec.name == RANK_0) for spec in self._specs]
         with self._state:
             self._attempt += 1
             self._former, self._agents = self._agents, frozenset(need.agent for need in needs)

@@ -88,7 +88,7 @@ class StandbyWorkers:
 
     def step(self, event: Event, last: int) -> None:
         """Begin them where rank 0 asks for them, act on an event of theirs, and report. `last`: the last generation."""
-        wanted = self._present.chief.status.resizing
+        wanted = self._present.rank0.status.resizing
         if self._mine is None:
             may_begin = wanted is not None and wanted.may_begin and not self._present.stop_asked
             if wanted is not None and may_begin and wanted.id not in self._tried:
@@ -103,7 +103,7 @@ class StandbyWorkers:
         elif self._until is not None and self._until.passed():
             self._fail(f"the rows were not moved within {PREPARE_S:g} s")
         else:
-            self._report(self._mine.generation.chief.status.moved)
+            self._report(self._mine.generation.rank0.status.moved)
 
     def successor_of(self, outcome: RunOutcome, *, stop_asked: bool) -> Successor | None:
         """Hand them over at the end of the generation that trained, if they have the job or will have it at once.
@@ -138,11 +138,11 @@ class StandbyWorkers:
     def _report(self, moved: Mapping[str, Any] | None) -> None:
         if moved is not None and moved != self._reported:
             self._reported = moved
-            self._present.chief.report({"do": "resizing", "id": self._resize, "moved": moved})
+            self._present.rank0.report({"do": "resizing", "id": self._resize, "moved": moved})
 
     def _fail(self, reason: str) -> None:
         self._on_line(LAUNCHER, f"the resize is given up: {reason}")
-        self._present.chief.report({"do": "resizing", "id": self._resize, "failed": reason})
+        self._present.rank0.report({"do": "resizing", "id": self._resize, "failed": reason})
         self._drop()
 
     def _drop(self) -> None:

@@ -67,8 +67,8 @@ Event = Started | Exited | StartFailed | StopRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class DrainChief:
-    """Send the chief a request to end after the pass in training."""
+class DrainRankZero:
+    """Send rank 0 a request to end after the pass in training."""
 
     reason: str
 
@@ -89,7 +89,7 @@ class KillWorkers:
     reason: str
 
 
-Effect = DrainChief | TerminateWorkers | KillWorkers
+Effect = DrainRankZero | TerminateWorkers | KillWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Supervision:
         if not self._trainer_started:
             return self._end(RunOutcome(ExitCode.DRAINED, "stopped before training began"), now_s)
         self._late(now_s + self._limits.drain_s, f"asked to stop, not ended after {self._limits.drain_s:g} s")
-        return [DrainChief("asked to stop")]
+        return [DrainRankZero("asked to stop")]
 
     def _late(self, at_s: float, reason: str) -> None:
         if self._late_at is None or at_s < self._late_at[0]:

@@ -73,12 +73,12 @@ class JobPlan:
     """The identity of the launcher, for calls to rank 0; None where all processes are on this machine."""
 
     @property
-    def chief(self) -> WorkerSpec:
+    def rank0(self) -> WorkerSpec:
         """Rank 0, which plans passes and answers for the job."""
         return self.trainers[0]
 
     @property
-    def to_chief(self) -> TlsPeer | None:
+    def to_rank0(self) -> TlsPeer | None:
         """The name of rank 0 and the launcher's identity, for calls to it; None on one machine."""
         return None if self.head is None else TlsPeer(self.head, self.head.current.peer(PeerRole.TRAINER, 0))
 

@@ -9,7 +9,7 @@ from random import Random
 
 from headrace.failpoints import Failpoint
 
-CHIEF = "trainer-0"
+RANK_0 = "trainer-0"
 OF_TRAINERS = frozenset({Failpoint.BEFORE_CLOSE})
 """Failpoints that every trainer reaches."""
 OF_SHARDS = frozenset(
@@ -23,13 +23,13 @@ OF_SHARDS = frozenset(
         Failpoint.RESTORE_LINKED,
     }
 )
-"""Failpoints that every shard, or the trainer with an embedded one, reaches. All others are the chief's."""
+"""Failpoints that every shard, or the trainer with an embedded one, reaches. All others are rank 0's."""
 OF_RESIZES = frozenset({Failpoint.ROWS_HANDED, Failpoint.HANDED_OVER})
 """Failpoints that are reached only where a job is resized while it runs."""
 OF_OPERATIONS = frozenset({Failpoint.OPERATION_LOGGED, Failpoint.OPERATED})
-"""Failpoints that a chief reaches only where operations act at closes."""
+"""Failpoints that a rank 0 reaches only where operations act at closes."""
 EXPORTER = "exporter"
-"""The process that makes exports, a child of the chief. Its death does not end the generation."""
+"""The process that makes exports, a child of rank 0. Its death does not end the generation."""
 OF_EXPORTERS = frozenset(
     {Failpoint.EXPORT_BEGUN, Failpoint.EXPORT_ROWS, Failpoint.EXPORT_MANIFEST, Failpoint.EXPORT_DONE}
 )
@@ -89,7 +89,7 @@ Death = AtFailpoint | AtInstant
 
 
 def workers_of(num_trainers: int, num_shards: int) -> list[str]:
-    """The names of a job's workers; the chief is the first."""
+    """The names of a job's workers; rank 0 is the first."""
     return [f"trainer-{rank}" for rank in range(num_trainers)] + [f"shard-{number}" for number in range(num_shards)]
 
 
@@ -115,7 +115,7 @@ def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> l
     def at(point: Failpoint) -> Sequence[str]:
         if point in OF_EXPORTERS:
             return [EXPORTER]
-        return trainers if point in OF_TRAINERS else shards if point in OF_SHARDS else [CHIEF]
+        return trainers if point in OF_TRAINERS else shards if point in OF_SHARDS else [RANK_0]
 
     never = set(OF_RESIZES)
     never |= set() if busy.mirrored else {Failpoint.UPLOADED}

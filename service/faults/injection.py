@@ -30,7 +30,7 @@ from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.cluster.store import WORKERS, claimed
 from headrace.service.cluster.supervision import RestartLimits, RunOutcome
-from headrace.service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFailpoint, AtInstant, Death
+from headrace.service.faults.deaths import EVERYBODY, EXPORTER, OF_EXPORTERS, RANK_0, AtFailpoint, AtInstant, Death
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.journal import records as log_records
 from headrace.trainer.journal.log import read_history
@@ -147,7 +147,7 @@ class HoldingStarter:
         return child
 
 
-# Finds and kills the exporter of the job that this process runs. It is a child of the chief, so /proc is searched.
+# Finds and kills the exporter of the job that this process runs. It is a child of rank 0, so /proc is searched.
 
 MODULE = b"headrace.trainer.exports"
 """The module that an exporter runs."""
@@ -227,7 +227,7 @@ class DeathRecord:
 
     @property
     def elsewhere(self) -> Failpoint | None:
-        """The failpoint at which the chief died, where the planned death did not happen."""
+        """The failpoint at which rank 0 died, where the planned death did not happen."""
         planned = self.death.point if isinstance(self.death, AtFailpoint) else None
         return None if self.point is planned else self.point
 
@@ -267,7 +267,7 @@ class Deaths:
     """The deaths of one run, one per generation. After the last planned one the run continues to its end."""
 
     def __init__(self, store: Path, planned: Iterator[Death], fallback: ArmedFailpoint | None = None) -> None:
-        """`fallback`: where the chief dies if the planned failpoint is not reached; that death is then tried again."""
+        """`fallback`: where rank 0 dies if the planned failpoint is not reached; that death is then tried again."""
         self.died: list[DeathRecord] = []
         self.missed: list[AtFailpoint] = []
         """Deaths at failpoints that were not reached, twice."""
@@ -301,7 +301,7 @@ class Deaths:
             self.closes = {number: record.body for number, record in read_history(self.log).closes.items()}
 
     def _keep_log(self) -> None:
-        """Link the log's files, so that pruning does not remove them. An old chief may still write to one of them."""
+        """Link the log's files, so that pruning does not remove them. An old rank 0 may still write to one of them."""
         self.log.mkdir(exist_ok=True)
         for path in self._log.glob("*.log"):
             with suppress(FileExistsError, FileNotFoundError):
@@ -314,9 +314,9 @@ class Deaths:
                 self._next(generation)
             death = self._current
         found = []
-        if self._fallback is not None and isinstance(death, AtFailpoint) and worker == CHIEF:
+        if self._fallback is not None and isinstance(death, AtFailpoint) and worker == RANK_0:
             found.append(self._fallback)
-        if isinstance(death, AtFailpoint) and worker == (CHIEF if death.worker == EXPORTER else death.worker):
+        if isinstance(death, AtFailpoint) and worker == (RANK_0 if death.worker == EXPORTER else death.worker):
             found.append(ArmedFailpoint(point=death.point, hit=death.hit))  # the later one counts
         return found
 
@@ -328,7 +328,7 @@ class Deaths:
             point = Failpoint(text.removeprefix(LAST_WORDS))
             with self._lock:
                 self._note(point)
-                if point in OF_EXPORTERS:  # the chief passed them on
+                if point in OF_EXPORTERS:  # rank 0 passed them on
                     self._next_within()
 
     @contextmanager

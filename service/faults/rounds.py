@@ -29,7 +29,7 @@ from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.runtime import OnLine
 from headrace.service.cluster.store import REPORT, RERUNS
 from headrace.service.cluster.supervision import RunOutcome
-from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant, Death, JobFeatures, deaths, failpoint_places
+from headrace.service.faults.deaths import RANK_0, AtFailpoint, AtInstant, Death, JobFeatures, deaths, failpoint_places
 from headrace.service.faults.export_comparison import CUT_WORDS, Exported, differing, export_violations, exported_of
 from headrace.service.faults.injection import DeathRecord, Deaths, run
 from headrace.service.faults.operator import FaultRunOperator, OperatorRequest, carried_out, request_violations
@@ -266,7 +266,7 @@ def place_of(died: DeathRecord) -> tuple[str, str]:
     """The place of a death, and the worker."""
     match died.death:
         case _ if died.elsewhere is not None:
-            return died.elsewhere, CHIEF
+            return died.elsewhere, RANK_0
         case AtFailpoint(worker, point):
             return ("", "") if died.point is None else (point, worker)
         case AtInstant(worker, stopped=stopped, exports=exports):

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
-from headrace.service.cluster.chief import ChiefConnection, address_in
 from headrace.service.cluster.job_run import set_paused
+from headrace.service.cluster.rank0_connection import RankZeroConnection, address_in
 from headrace.service.cluster.store import RUN
 from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.jobs import launcher_process
@@ -64,7 +64,7 @@ class _Watched:
 
     id: str = ""
     """Id of the launcher that `line` is connected to."""
-    line: ChiefConnection | None = None
+    line: RankZeroConnection | None = None
     draining: bool = False
     dead_since_s: float | None = None
     last: Status = Status(state="")
@@ -179,7 +179,7 @@ class Supervisor:
         assigned = entry.folder.assigned()
         if assigned is not None and assigned.id != watched.id:
             before = replace(watched.last, job=entry.name, state="starting", stalled=None)
-            watched.line = ChiefConnection(
+            watched.line = RankZeroConnection(
                 before, address_in(entry.folder.address), assigned.secret, STATUS_S, worker="the launcher"
             )
             watched.id, watched.draining = assigned.id, False

@@ -83,7 +83,7 @@ def timed(exporter: ExporterProcess, requests: Iterable[ExportRequest]) -> dict[
 
 @contextmanager
 def exporter_of(store: Path) -> Iterator[ExporterProcess]:
-    """The process that a chief has, warm once it made an export."""
+    """The process that a rank 0 has, warm once it made an export."""
     exporter = ExporterProcess(ExporterConfig(store=store))
     try:
         yield exporter

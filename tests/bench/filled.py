@@ -83,7 +83,7 @@ def learn(shards: EmbeddedShards, version: int, signs_N: np.ndarray, day: int = 
 
 
 def commit(shards: EmbeddedShards, store: Path, version: int, changes_since: int | None = 0) -> Commit:
-    """Commit the last closed pass, as a chief does whose dense part is small."""
+    """Commit the last closed pass, as a rank 0 does whose dense part is small."""
     shards.call(TakeSnapshot(version, changes_since), soon())
     folder = store / "commits" / name_of(TIMELINE, version, 1)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A job of shards whose chief tells its versions, and a subscriber that holds what it is told."""
+"""A job of shards whose rank 0 tells its versions, and a subscriber that holds what it is told."""
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ MODEL = {"tables": {"default": {}, "other": {}}}
 
 @dataclass
 class Job:
-    """Shards between passes, and the chief's part of the feed."""
+    """Shards between passes, and rank 0's part of the feed."""
 
     shards: object
-    chief: ModelFeed
+    rank0: ModelFeed
     weights: torch.Tensor
     version: int = 0
     known: dict = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Job:
 
     def find(self, _deadline):
         """As a finder does: whoever signs has the authority."""
-        answer, key = self.chief.answer({}), certificates.draw_key()
+        answer, key = self.rank0.answer({}), certificates.draw_key()
         if answer["tls"]:
             name = PeerName(JOB, answer["generation"], PeerRole.REPLICA, 0)
             certificate = w.authority().sign(certificates.signing_request(key), name)
@@ -43,14 +43,14 @@ class Job:
         return FeedAddress.of_message(answer, key)
 
     def live(self, batches, operations=(), *, seed=0, day=0):
-        """A pass, what acts at its close, and the word of the chief."""
+        """A pass, what acts at its close, and the word of rank 0."""
         self.version += 1
         w.train(self.shards, self.version, batches, seed=seed or self.version, steps=len(batches), day=day)
         if operations:
             self.shards.call(Operate(self.version, operations), w.soon())
         self.weights.fill_(self.version)
         self.known[self.version] = rows_of(self.shards)
-        self.chief.tick(self.version)
+        self.rank0.tick(self.version)
 
 
 def read(shards, table, signs):
@@ -82,10 +82,10 @@ def _credentials(kind, role, number, generation):
 @contextmanager
 def shards_of(kind, tables, live, generation):
     """Embedded, or `kind` shards as servers; those of OverTls as between machines."""
-    chief = _credentials(kind, PeerRole.TRAINER, 0, generation)
+    rank0 = _credentials(kind, PeerRole.TRAINER, 0, generation)
     with ExitStack() as held:
         if kind == 0:
-            feed_at = feed_server.endpoint_of("lo", chief)
+            feed_at = feed_server.endpoint_of("lo", rank0)
             more = {"live": live, "generation": generation, "feed_at": feed_at}
             made = EmbeddedShards(tables, w.SEED, num_threads=2, **more)
         else:
@@ -96,7 +96,7 @@ def shards_of(kind, tables, live, generation):
                 for s in range(kind)
             ]
             servers = [held.enter_context(ShardServer(config)) for config in configs]
-            made = w.client(servers, 0, 1, tables, generation=generation, identity=chief)
+            made = w.client(servers, 0, 1, tables, generation=generation, identity=rank0)
         held.callback(made.close)
         yield made
 
@@ -117,7 +117,7 @@ def job(kind, tables=w.TABLES, live=None, generation=1, timeline="t1", restore=N
         try:
             yield made
         finally:
-            made.chief.shut()
+            made.rank0.shut()
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Held:
         while self.version < version:
             deadline.check(f"version {version}, at {self.version}")
             if self.hear(0.2, partly) is None:
-                self.job.chief.tick(self.job.version)  # as the chief's loop does where nothing comes
+                self.job.rank0.tick(self.job.version)  # as rank 0's loop does where nothing comes
 
     def troubled(self):
         """What it is told where nobody can tell."""

@@ -1,7 +1,8 @@
-"""A job of a chief without a trainer: real shards, stores, commits, the decider of exports and what makes them.
+"""A job of a rank 0 without a trainer: real shards, stores, commits, the decider of exports and what makes them.
 
 What happens to it is data, a list of `Pass`; what is random is drawn elsewhere. The log is a list that outlives its
-chief: a crash drops everything else, and the next chief goes on from the newest commit, training the same passes again.
+rank 0: a crash drops everything else, and the next one goes on from the newest commit, training the same passes
+again.
 Whether exports are right is tests.contract.replay_law's question.
 """
 
@@ -102,7 +103,7 @@ FOREVER = {"keep": 10_000, "tries": 1, "clock": "wall", "at_end": False}
 
 
 class Crash(BaseException):
-    """The chief dies here; nothing below it may look at this as an error."""
+    """Rank 0 dies here; nothing below it may look at this as an error."""
 
 
 def told(value: Any) -> str:
@@ -113,12 +114,12 @@ def told(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Death:
-    """The chief dies at a place of a pass, and comes back."""
+    """Rank 0 dies at a place of a pass, and comes back."""
 
     at: str = "end"
     """"trained", "logged", "acted", "written", "committed", "exporting", "exported" or "end"."""
     shards: int = 0
-    """Of the next chief; 0: embedded."""
+    """Of the next rank 0; 0: embedded."""
     older: bool = False
     """Whether the newest commit turns out to be damaged, where there is another one."""
 
@@ -361,7 +362,7 @@ class World:
         self._patches.enter_context(patch("headrace.pserver.server.shard.Sweeper", HandSweeper))
         self._patches.enter_context(patch("headrace.pserver.commit.change_files.MAX_INCREMENTS", max_increments))
 
-    # -- a chief's life
+    # -- a rank 0's life
 
     def _begin(self, shards: int) -> None:
         """Go on from the newest commit, and do again what the log says after it."""
@@ -400,7 +401,7 @@ class World:
             self.shards.call(Operate(self.version, [SetTables(tables=told)]), w.soon())
 
     def state(self) -> dict[str, Any]:
-        """The chief's part of a commit."""
+        """Rank 0's part of a commit."""
         tables = {name: table.model_dump(mode="json") for name, table in self.tables.items()}
         return {"day": self.day, "tables": tables, "exporting": self.exporting.state()}
 
@@ -413,7 +414,7 @@ class World:
         )  # fmt: skip
 
     def reach(self, place: str) -> None:
-        """Die here if that is to be; a chief that trains again what is logged does not."""
+        """Die here if that is to be; a rank 0 that trains again what is logged does not."""
         if self.dies_at == place:
             raise Crash
 

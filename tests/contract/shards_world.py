@@ -193,7 +193,7 @@ def train(
 
 
 def commit(shards: Shards, folder: Path, version: int) -> list[ShardCommitPart]:
-    """All that a chief asks of the shards for a commit that succeeds."""
+    """All that a rank 0 asks of the shards for a commit that succeeds."""
     shards.call(TakeSnapshot(version), soon())
     folder.mkdir(parents=True)
     parts = shards.call(WriteSnapshot(folder), soon())

@@ -139,16 +139,16 @@ def test_strategies_keep_their_promises_on_processes(device, world, said_by, tmp
     assert first == again, "the same bits, and as many bytes, at every run"
     for name in SETTINGS:
         assert len({said[name]["digest"] for said in first}) == 1, name
-    chief = first[0]
+    rank0 = first[0]
     for name, oracle in (("sharded", "all_reduce"), ("hybrid", "all_reduce"), ("sharded_clipped", "clipped")):
-        assert chief[name]["weights"] == pytest.approx(chief[oracle]["weights"], abs=1e-6)
-        assert chief[name]["commit"] == chief[oracle]["commit"]
+        assert rank0[name]["weights"] == pytest.approx(rank0[oracle]["weights"], abs=1e-6)
+        assert rank0[name]["commit"] == rank0[oracle]["commit"]
     for name, oracle in (("hierarchy", "all_reduce"), ("dgc_of_all", "all_reduce")):
-        assert chief[name]["weights"] == pytest.approx(chief[oracle]["weights"], abs=1e-6), name
-    assert chief["dgc_of_all"]["bits"] == chief["all_reduce"]["bits"]
-    assert chief["hierarchy_bf16"]["weights"] == pytest.approx(chief["bf16"]["weights"], abs=0.01)
+        assert rank0[name]["weights"] == pytest.approx(rank0[oracle]["weights"], abs=1e-6), name
+    assert rank0["dgc_of_all"]["bits"] == rank0["all_reduce"]["bits"]
+    assert rank0["hierarchy_bf16"]["weights"] == pytest.approx(rank0["bf16"]["weights"], abs=0.01)
     if world <= 2:  # the sum of two numbers has one order
-        assert chief["sharded"]["bits"] == chief["all_reduce"]["bits"]
+        assert rank0["sharded"]["bits"] == rank0["all_reduce"]["bits"]
     whole, part = (sum(said[name]["state_bytes"] for said in first) for name in ("all_reduce", "sharded"))
     assert whole == world * part
 

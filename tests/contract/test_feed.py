@@ -167,7 +167,7 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
             job.live([more | {"other": w.keys(*f.SIGNS, group=2)}])
         first = f.Held(job)
         while first.hear(0.05, partly=True) is None:  # compiles the kernels, which may take longer than what follows
-            job.chief.tick(job.version)
+            job.rank0.tick(job.version)
         first.feed.close()
         held = [f.Held(job) for _ in range(3)]
         ended, errors = threading.Event(), []
@@ -189,7 +189,7 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
             job.live([some_batches(0, 1, seed=job.version)[0] | {"default": keys}])
         ended.set()
         while any(thread.is_alive() for thread in threads) and not until.passed():
-            job.chief.tick(job.version)
+            job.rank0.tick(job.version)
             time.sleep(0.01)
         for one, thread in zip(held, threads, strict=True):
             thread.join(10)
@@ -257,7 +257,7 @@ def test_a_port_scan_of_the_feed_is_counted_and_leaves_it_to_replicas():
         job.live(some_batches())
         where = job.find(None)
         before = refusals.PROCESS.counts().get("silent", 0)
-        for address in (where.chief, *where.shards):
+        for address in (where.rank0, *where.shards):
             host, port = address.split(":")
             socket.create_connection((host, int(port)), 5).close()
         with f.follower(job) as held:
@@ -298,7 +298,7 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
         where = job.find(None)
         assert where.secret != w.SECRET and len(where.secret) == 32
         assert job.find(None).secret == where.secret
-        for shard, address in [(None, where.chief), *enumerate(where.shards)]:
+        for shard, address in [(None, where.rank0), *enumerate(where.shards)]:
             channel = channels.open_channel(address, tls=where.peer(shard))
             stats = channel.unary_unary(
                 channels.path_of(messages.SERVICE, "Call"), shard_pb2.CommandRequest.SerializeToString
@@ -321,7 +321,7 @@ def test_the_last_version_of_a_job_that_ends_is_heard(kind):
         live(job)
         held.until(1)
         live(job, 2)
-        job.chief.shut()
+        job.rank0.shut()
         job.shards.close()
         while held.version < 3:
             assert held.hear() is not None
@@ -347,7 +347,7 @@ def test_where_another_process_listens_now_the_feed_is_looked_for_again():
     with f.job(0, w.TABLES) as job, f.job(0, w.TABLES) as other:
         job.live(some_batches())
         with f.follower(job) as held:
-            stale = replace(job.find(None), chief=other.find(None).chief)
+            stale = replace(job.find(None), rank0=other.find(None).rank0)
             first = [stale]
             held.feed = FeedUpdates(lambda deadline: first.pop() if first else job.find(deadline))
             assert isinstance(held.troubled(), Unavailable)

@@ -140,17 +140,17 @@ def test_histories_and_counters_travel_as_they_are(schema, wire):
 
 @contextmanager
 def fed(schema, live, generation, restore):
-    """A job with a live feed: its shard, its chief, and the address for subscribers."""
+    """A job with a live feed: its shard, its rank 0, and the address for subscribers."""
     memories = remembered_of(schema)
     shards = EmbeddedShards(history_tables(schema), w.SEED, live=live, generation=generation, histories=memories)
     shards.call(RestoreCommit(*restore), w.soon())
     model = lambda: {"tables": {}}  # noqa: E731
     content = FeedContent("job", "t1", generation, dict, model, lambda: b"onnx", lambda: None, memories=tuple(memories))
-    chief, key = ModelFeed(content, shards, embedded=True), certificates.draw_key()
+    rank0, key = ModelFeed(content, shards, embedded=True), certificates.draw_key()
     try:
-        yield shards, chief, lambda _: FeedAddress.of_message(chief.answer({}), key)
+        yield shards, rank0, lambda _: FeedAddress.of_message(rank0.answer({}), key)
     finally:
-        chief.shut()
+        rank0.shut()
         shards.close()
 
 
@@ -183,12 +183,12 @@ class Held:
         return rows_of
 
 
-def await_version(feed, chief, held, version):
-    """Follow the feed up to a version, which the chief tells as its loop does."""
+def await_version(feed, rank0, held, version):
+    """Follow the feed up to a version, which rank 0 tells as its loop does."""
     deadline, at = w.Deadline.after(20), 0
     while at < version:
         deadline.check(f"version {version}, at {at}")
-        chief.tick(version)
+        rank0.tick(version)
         if (update := feed.next(w.Deadline.after(0.2))) is not None:
             at = held.apply(update)
 
@@ -209,22 +209,22 @@ def test_a_replica_follows_histories_and_counters_also_after_a_crash(schema, tmp
         assert bits(filled_as_of(asked, schema, held.rows_of(schema))) == now
         return now
 
-    with fed(schema, tmp_path / "live-1", 1, (tmp_path, [], 0)) as (shards, chief, find):
+    with fed(schema, tmp_path / "live-1", 1, (tmp_path, [], 0)) as (shards, rank0, find):
         feed = FeedUpdates(find)
         trained(schema, shards, 1, samples_of(schema, drawn[0]))
-        await_version(feed, chief, held, 1)
+        await_version(feed, rank0, held, 1)
         first = same(shards)
         parts = w.commit(shards, tmp_path / "commit", 1)
         trained(schema, shards, 2, samples_of(schema, drawn[1]))
-        await_version(feed, chief, held, 2)
+        await_version(feed, rank0, held, 2)
         second = same(shards)
         feed.close()
     assert first != second
-    with fed(schema, tmp_path / "live-2", 2, (tmp_path / "commit", parts, 1)) as (shards, chief, find):
+    with fed(schema, tmp_path / "live-2", 2, (tmp_path / "commit", parts, 1)) as (shards, rank0, find):
         feed = FeedUpdates(find, feed.held)  # it goes on with what it has
         trained(schema, shards, 2, samples_of(schema, drawn[1]))
         trained(schema, shards, 3, samples_of(schema, drawn[2]))
         shards.call(Operate(3, [forget]), w.soon())
-        await_version(feed, chief, held, 3)
+        await_version(feed, rank0, held, 3)
         assert same(shards) != second and forget.key not in held.tables["history-clicked"]
         feed.close()

@@ -391,12 +391,12 @@ def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(
             assert digest_of(again) == digest
 
 
-def test_three_ranks_train_on_while_their_chief_commits(tmp_path):
-    def passes(world, number, chief=lambda shards: None):
+def test_three_ranks_train_on_while_their_rank0_commits(tmp_path):
+    def passes(world, number, rank0=lambda shards: None):
         def act(rank, shards):
             batches = some_batches(rank, 4 - rank, seed=number)
             if rank == 0:
-                chief(shards)  # as a step of the others waits for the chief's
+                rank0(shards)  # as a step of the others waits for rank 0's
             w.train(shards, number, batches, seed=10 * number + rank, steps=4)
 
         world.each(act)
@@ -405,7 +405,7 @@ def test_three_ranks_train_on_while_their_chief_commits(tmp_path):
         passes(world, 1)
         before = digest_of(world)
         made = []
-        passes(world, 2, chief=lambda shards: made.append(w.commit(shards, tmp_path / "commit", 1)))
+        passes(world, 2, rank0=lambda shards: made.append(w.commit(shards, tmp_path / "commit", 1)))
         after = digest_of(world)
     with job_at(tmp_path, "second", 3, tmp_path / "commit", made[0], 1, num_ranks=3) as again:
         assert digest_of(again) == before != after

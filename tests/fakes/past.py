@@ -1,4 +1,4 @@
-"""A store with a past, made by hand: a log as a chief writes it, commits with real tables, linked as real ones are."""
+"""A store with a past, made by hand: a log as a rank 0 writes it, commits with real tables, linked as real ones are."""
 
 import json
 import shutil

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import MANIFEST, Commits, problems_of
@@ -27,7 +27,7 @@ def finished(tmp_path_factory):
     """A job whose log is whole, one whose log has lost its beginning, one with a mirror; reports are alike."""
     folder = tmp_path_factory.mktemp("finished")
     write_job(folder, num_lines=150)
-    killed = [AtFailpoint(CHIEF, Failpoint.CLOSED, 5)]
+    killed = [AtFailpoint(RANK_0, Failpoint.CLOSED, 5)]
     for store, planned, more in (("whole", [], []), ("pruned", killed, []), ("mirrored", killed, mirror(folder))):
         job = load_job(folder / "job.toml", [f"store.path={store}", *SETTINGS, *more])
         assert run(job, Deaths(job.store, iter(planned)), said_by([])).code == 0

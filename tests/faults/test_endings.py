@@ -108,7 +108,7 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains(start):
+def test_kill_9_of_the_rank0_leaves_nothing_of_its_generation_and_another_trains(start):
     job = start(CLICKS, TWO_BY_TWO)
     trained = job.until_events(1)
     sockets, workers = job.sockets(), job.workers()
@@ -170,7 +170,7 @@ def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(st
 @pytest.mark.parametrize(
     ("victim", "told"),
     [
-        # The other shard waits for a trainer that waits for this one; so may the chief, if it had its answer before.
+        # The other shard waits for a trainer that waits for this one; so may rank 0, if it had its answer before.
         (
             "shard-1",
             "no answer from .*shard-1|another trainer does not answer: .* or for a shard|close takes so long: a",

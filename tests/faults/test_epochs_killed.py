@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
@@ -11,7 +11,7 @@ from tests.integration.epoch_job import write_epoch_job
 from tests.integration.stream_job import headrace
 
 HISTORY, LATER, PASS = 300, 100, 60
-DEATHS = [AtFailpoint(CHIEF, Failpoint.PLAN_LOGGED, 8)]
+DEATHS = [AtFailpoint(RANK_0, Failpoint.PLAN_LOGGED, 8)]
 """In the second epoch, which is passes 6 to 10."""
 
 

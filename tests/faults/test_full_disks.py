@@ -15,7 +15,7 @@ from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.store import rocks_store
 from headrace.retry import Backoff
 from headrace.trainer.checkpoint import commits as commits_module
-from headrace.trainer.checkpoint import committer as chief_commit
+from headrace.trainer.checkpoint import committer as rank0_commit
 from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
 from headrace.trainer.checkpoint.commits import Commits, problems_of
 from headrace.trainer.checkpoint.committer import Committer
@@ -42,7 +42,7 @@ def disk(tmp_path):
 # Commits
 
 
-class Chief:
+class RankZero:
     """Real rows, a real log and their commits, in a store on a small disk."""
 
     def __init__(self, store):
@@ -103,9 +103,9 @@ class Chief:
 
 
 @pytest.fixture
-def chief(disk, monkeypatch):
+def rank0(disk, monkeypatch):
     monkeypatch.setattr(rocks_store, "RECOVERY", Backoff((0.0,) * 7))
-    made = Chief(disk.folder)
+    made = RankZero(disk.folder)
     made.train()
     assert made.commit() is None and made.dirty_rows() == 0
     yield made
@@ -113,27 +113,27 @@ def chief(disk, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["room", "names"])
-def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(disk, chief, what):
+def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(disk, rank0, what):
     """Gives a little more room at each try, so that the disk is full at one step after the other."""
-    chief.train()
-    dirty_rows, reasons = chief.dirty_rows(), []
+    rank0.train()
+    dirty_rows, reasons = rank0.dirty_rows(), []
     for amount in itertools.count():
         disk.leave(amount * PAGE) if what == "room" else disk.leave_names(amount)
-        reason = chief.commit()
+        reason = rank0.commit()
         if reason is None:
             break
         reasons.append(reason)
-        chief.assert_only(1)
+        rank0.assert_only(1)
         assert "No space left on device" in reason and str(disk.folder) in reason
-        assert chief.dirty_rows() == dirty_rows
+        assert rank0.dirty_rows() == dirty_rows
     # The first step and the last one before the manifest. Compaction frees room at any time, so a try may miss a step
     # between. The test below has every step.
     missing = [words for words in ("next.sst.part", "serializ") if not any(words in reason for reason in reasons)]
     assert len(reasons) > 10 and (what == "names" or not missing), reasons
     disk.free()
-    assert chief.dirty_rows() == 0
-    chief.assert_only(2)
-    chief.assert_holds_all()
+    assert rank0.dirty_rows() == 0
+    rank0.assert_only(2)
+    rank0.assert_holds_all()
 
 
 @pytest.mark.parametrize("what", ["room", "names"])
@@ -143,30 +143,30 @@ def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(dis
         (Failpoint.SNAPSHOT_TAKEN, shard_commit),
         (Failpoint.ROWS_WRITTEN, shard_commit),
         (Failpoint.CHECKPOINT_MADE, shard_commit),
-        (Failpoint.DENSE_WRITTEN, chief_commit),
-        (Failpoint.PARTS_WRITTEN, chief_commit),
+        (Failpoint.DENSE_WRITTEN, rank0_commit),
+        (Failpoint.PARTS_WRITTEN, rank0_commit),
         (Failpoint.MANIFEST_WRITTEN, commits_module),
-        (Failpoint.COMMITTED, chief_commit),
+        (Failpoint.COMMITTED, rank0_commit),
         (Failpoint.PRUNE_BEGUN, commits_module),
     ],
 )
-def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, chief, monkeypatch, what, point, module):
+def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, rank0, monkeypatch, what, point, module):
     def fill(reached):
         if reached is point:
             disk.leave(0) if what == "room" else disk.leave_names(0)
 
     monkeypatch.setattr(module, "failpoint", fill)
-    chief.train()
-    reason = chief.commit()
+    rank0.train()
+    reason = rank0.commit()
     needs_no_room = point in (Failpoint.MANIFEST_WRITTEN, Failpoint.COMMITTED, Failpoint.PRUNE_BEGUN)
     assert (reason is None) == needs_no_room, reason
-    chief.assert_only(2 if needs_no_room else 1)
+    rank0.assert_only(2 if needs_no_room else 1)
     monkeypatch.undo()
     disk.free()
-    chief.train()
-    assert chief.commit() is None
-    chief.assert_only(3)
-    chief.assert_holds_all()
+    rank0.train()
+    assert rank0.commit() is None
+    rank0.assert_only(3)
+    rank0.assert_holds_all()
 
 
 # The log

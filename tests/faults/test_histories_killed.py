@@ -16,7 +16,7 @@ from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.history_kernels import unpacked
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
@@ -55,7 +55,7 @@ WITH_HISTORIES = (
 """The job of tests.integration.stream_job, whose last slot is sparse here, and the key of a history."""
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
-    AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
+    AtFailpoint(RANK_0, Failpoint.CLOSED, 2),
 )
 
 

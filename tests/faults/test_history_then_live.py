@@ -12,7 +12,7 @@ from obstore.store import S3Store
 
 from headrace.dataset.pipe.time_window import AFTER, BEFORE
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
@@ -107,7 +107,7 @@ def put_history(server, events):
 def dies_in_history_at_the_switch_and_live():
     """Each generation logs its own plans only."""
     at_switch = NUM_HISTORY_PASSES + 1
-    return [AtFailpoint(CHIEF, Failpoint.PLAN_LOGGED, hit) for hit in (4, at_switch - 4, 3)]
+    return [AtFailpoint(RANK_0, Failpoint.PLAN_LOGGED, hit) for hit in (4, at_switch - 4, 3)]
 
 
 def calm_and_killed(folder, *settings):

@@ -17,7 +17,7 @@ from headrace.pserver.protocol.joins import JOIN_TABLE
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.commands import DigestRows, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
@@ -98,7 +98,7 @@ for _name in ("user", "item", "click", "ts", "key"):
     OFFLINE = OFFLINE.replace(f'name = "{_name}"\n', f'name = "{_name}"\nfrom = "samples.{_name}"\n')
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 3),
-    AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
+    AtFailpoint(RANK_0, Failpoint.CLOSED, 2),
 )
 
 

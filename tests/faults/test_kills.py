@@ -11,7 +11,7 @@ from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
-from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
+from headrace.service.faults.deaths import RANK_0, AtFailpoint, AtInstant, JobFeatures, failpoint_places
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import MANIFEST, Commits, problems_of
@@ -28,7 +28,7 @@ HITS = {Failpoint.LOG_WRITTEN: 3, Failpoint.LOG_SYNCED: 4, Failpoint.PLAN_LOGGED
 def in_order(trainers, shards):
     """Every place; a pass is left to be replayed where its replay is to be died in."""
     found = failpoint_places(trainers, shards, JobFeatures(mirrored=True))
-    last = [(Failpoint.CLOSED, CHIEF), (Failpoint.REPLAYED, CHIEF)]
+    last = [(Failpoint.CLOSED, RANK_0), (Failpoint.REPLAYED, RANK_0)]
     return [
         AtFailpoint(worker, point, HITS.get(point, 1)) for point, worker in [p for p in found if p not in last] + last
     ]
@@ -48,7 +48,7 @@ def job_at(folder, store, trainers, shards, *settings):
 @pytest.mark.parametrize(
     ("trainers", "shards", "others"),
     [(1, 0, False), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1, True), (3, 2, False)))],
-    ids=["embedded", "2 trainers x 1 shard, others than the chief", "3 trainers x 2 shards"],
+    ids=["embedded", "2 trainers x 1 shard, others than rank 0", "3 trainers x 2 shards"],
 )
 def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers, shards, others):
     write_job(tmp_path, num_lines=500)
@@ -56,7 +56,7 @@ def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers
     undisturbed, disturbed = (job_at(tmp_path, store, trainers, shards) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said
-    planned = [death for death in in_order(trainers, shards) if not (others and death.worker == CHIEF)]
+    planned = [death for death in in_order(trainers, shards) if not (others and death.worker == RANK_0)]
     deaths = Deaths(disturbed.store, iter(planned))
     outcome = run(disturbed, deaths, said_by(said))
     assert outcome.code == 0, (outcome, said[-20:])
@@ -78,7 +78,7 @@ MERGED = ("dense.accumulate=2", "dense.average=false", LONG_PASSES)
 COMPRESSED = ("dense.compression=bf16", "dense.overlap=true", "dense.bucket_bytes=256B", LONG_PASSES)
 SPARSE = ("dense={compression='dgc',dgc={sparsity=0.9},optimizer={kind='sgd',momentum=0.9}}", LONG_PASSES)
 DEATHS_IN_LONG_PASSES = {
-    (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
+    (1, 0): [AtFailpoint(RANK_0, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
         AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 7),
         AtInstant("trainer-1", closes=1, delay_s=0.02),

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, EXPORTER, AtFailpoint, AtInstant
+from headrace.service.faults.deaths import EXPORTER, RANK_0, AtFailpoint, AtInstant
 from headrace.service.faults.export_comparison import differing, export_violations, exported_of
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
@@ -17,19 +17,19 @@ SETTINGS = [
 
 
 def then(*deaths):
-    """An exporter's deaths, each followed by the chief's a moment later: a generation has one at a point."""
-    return [each for death in deaths for each in (death, AtInstant(CHIEF, 0, 0.5))]
+    """An exporter's deaths, each followed by rank 0's a moment later: a generation has one at a point."""
+    return [each for death in deaths for each in (death, AtInstant(RANK_0, 0, 0.5))]
 
 
 PLANNED = [
-    AtFailpoint(CHIEF, Failpoint.OPERATION_LOGGED),
-    AtFailpoint(CHIEF, Failpoint.EXPORT_CUT),
+    AtFailpoint(RANK_0, Failpoint.OPERATION_LOGGED),
+    AtFailpoint(RANK_0, Failpoint.EXPORT_CUT),
     *then(AtFailpoint(EXPORTER, Failpoint.EXPORT_BEGUN), AtFailpoint(EXPORTER, Failpoint.EXPORT_ROWS)),
-    AtFailpoint(CHIEF, Failpoint.OPERATED, 2),
+    AtFailpoint(RANK_0, Failpoint.OPERATED, 2),
     *then(AtFailpoint(EXPORTER, Failpoint.EXPORT_MANIFEST), AtFailpoint(EXPORTER, Failpoint.EXPORT_DONE)),
     AtInstant(EXPORTER, 0, 0.05, exports=1),
-    AtInstant(CHIEF, 0, 0.2, exports=1),
-    AtInstant(CHIEF, 0, 0.1, exports=1),
+    AtInstant(RANK_0, 0, 0.2, exports=1),
+    AtInstant(RANK_0, 0, 0.1, exports=1),
 ]
 
 

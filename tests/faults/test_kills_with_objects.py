@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint
 from headrace.rpc.job_client import JobClient
 from headrace.service.cluster.store import CACHE, LIVE
-from headrace.service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, AtInstant, JobFeatures, deaths
+from headrace.service.faults.deaths import EVERYBODY, RANK_0, AtFailpoint, AtInstant, JobFeatures, deaths
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.faults.rounds import FALLBACK
 from headrace.service.spec.job import load_job
@@ -69,7 +69,7 @@ class WipedDeaths(CopiedDeaths):
             self._keep_log()
         self.wiped.append(worker)
         everybody = worker == EVERYBODY
-        if everybody or worker == CHIEF:
+        if everybody or worker == RANK_0:
             for name in OF_DISK:
                 shutil.rmtree(self._store / name, ignore_errors=True)
         for path in [*(self._store / CACHE).glob("*"), *(self._store / LIVE).glob("*")]:
@@ -162,7 +162,7 @@ def test_ten_deaths_with_their_disks_change_nothing(tmp_path, s3, proxy, trainer
     dying = WipedDeaths(job.store, islice(deaths(seed, trainers, shards, FEATURES), 10), trouble)
     outcome = run(job, dying, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
-    assert len(dying.died) >= 8 and {CHIEF, EVERYBODY} & {*dying.wiped}, (dying.died, dying.missed)
+    assert len(dying.died) >= 8 and {RANK_0, EVERYBODY} & {*dying.wiped}, (dying.died, dying.missed)
     assert dying.closes == closes
     assert report(job.store) == expected
     assert timelines(job.store / "log") == ["t1"]
@@ -176,11 +176,11 @@ def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
     closes, expected = undisturbed(tmp_path, 1, 0)
     said, mirror = [], tmp_path / "mirror"
     job = job_at(tmp_path, "lost", 1, 0, *objects(str(mirror), f"store.log_mirror='{mode}'"))
-    planned = [AtFailpoint(CHIEF, Failpoint.CLOSED, 8)]
+    planned = [AtFailpoint(RANK_0, Failpoint.CLOSED, 8)]
     dying = WipedDeaths(job.store, iter(planned), restored=mode == "sync")
     outcome = run(job, dying, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
-    assert dying.wiped == [CHIEF]
+    assert dying.wiped == [RANK_0]
     assert report(job.store) == expected
     told = [
         line for line in said if "the log of timeline t1 was on another disk, so this job continues on a new" in line
@@ -220,7 +220,7 @@ def test_training_waits_for_a_store_that_refuses_everything_for_a_while(tmp_path
 @pytest.mark.long
 def test_a_worker_that_dies_while_the_store_refuses_everything_is_started_again_later(tmp_path, s3, proxy):  # noqa: F811
     job, closes, expected = behind_a_proxy(tmp_path, s3, proxy)
-    said, dying = [], CopiedDeaths(job.store, iter([AtInstant(CHIEF, closes=1, delay_s=2.0)]))
+    said, dying = [], CopiedDeaths(job.store, iter([AtInstant(RANK_0, closes=1, delay_s=2.0)]))
     with outage_after_a_close(proxy, job.store):
         outcome = run(job, dying, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])

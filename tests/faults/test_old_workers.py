@@ -25,7 +25,7 @@ def undisturbed(folder, trainers, shards):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.02, marks=pytest.mark.slow)])
-def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
+def test_an_old_rank0_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
     write_job(tmp_path, num_lines=300)
     closes, told = undisturbed(tmp_path, 1, 0)
     deaths, job = stopping(tmp_path, 1, 0, AtInstant("trainer-0", 4, delay_s, stopped=True))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.journal.job_history import JobHistory
@@ -15,7 +15,7 @@ from tests.integration.timed_job import write_timed_job
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
 DAILY = ["tables.default.delete_after_days=1", "tables.default.delete_below=0.12", "tables.default.decay=0.7"]
 PLANNED = [
-    AtFailpoint(CHIEF, point, hit)
+    AtFailpoint(RANK_0, point, hit)
     for point, hit in (
         (Failpoint.OPERATION_LOGGED, 1), (Failpoint.OPERATED, 1), (Failpoint.OPERATED, 2), (Failpoint.CLOSED, 2),
         (Failpoint.OPERATION_LOGGED, 1), (Failpoint.COMMITTED, 1), (Failpoint.OPERATED, 1), (Failpoint.REPLAYED, 1),

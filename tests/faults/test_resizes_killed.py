@@ -10,7 +10,7 @@ from itertools import cycle, islice, pairwise
 import pytest
 
 from headrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
-from headrace.service.faults.deaths import CHIEF
+from headrace.service.faults.deaths import RANK_0
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import RecordKind, read
@@ -31,16 +31,16 @@ class Death:
 
 DEATHS = (
     Death("shard-0", Failpoint.RESTORE_LINKED, 2, stands_by=True),  # the new shards go on to a commit
-    Death(CHIEF, Failpoint.OPERATION_LOGGED),  # rows are moved, the resize is decided, and nothing else
-    Death(CHIEF, Failpoint.OPERATED),  # closed
-    Death(CHIEF, Failpoint.DENSE_WRITTEN),  # a commit is not whole: the one of a round, or that of what was handed over
+    Death(RANK_0, Failpoint.OPERATION_LOGGED),  # rows are moved, the resize is decided, and nothing else
+    Death(RANK_0, Failpoint.OPERATED),  # closed
+    Death(RANK_0, Failpoint.DENSE_WRITTEN),  # a commit is not whole: a round's, or that of what was handed over
     Death("shard-0", Failpoint.CHECKPOINT_MADE),
-    Death(CHIEF, Failpoint.COMMITTED),  # it is
+    Death(RANK_0, Failpoint.COMMITTED),  # it is
     Death("shard-0", Failpoint.ROWS_HANDED),  # the last rows are half handed over
-    Death(CHIEF, Failpoint.HANDED_OVER),  # they are, and nothing of it is committed
-    Death(CHIEF, Failpoint.CLAIMED, stands_by=True),  # the next generation has the job
-    Death(CHIEF, Failpoint.RESTORED, stands_by=True),  # its rows are complete
-    Death(CHIEF, Failpoint.CLOSED, 2, stands_by=True),  # it trains
+    Death(RANK_0, Failpoint.HANDED_OVER),  # they are, and nothing of it is committed
+    Death(RANK_0, Failpoint.CLAIMED, stands_by=True),  # the next generation has the job
+    Death(RANK_0, Failpoint.RESTORED, stands_by=True),  # its rows are complete
+    Death(RANK_0, Failpoint.CLOSED, 2, stands_by=True),  # it trains
 )
 MAX_RESIZES = 42
 """Far more than there are deaths: some resizes act before the one that is due."""

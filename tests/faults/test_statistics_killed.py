@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from tests.faults.test_histories_killed import counted_by_hand, ended, job_at
 from tests.integration.stream_job import SPEC, write_job
 
@@ -18,7 +18,7 @@ statistics = { of = ["a", "history"] }
 KNOWING = SPEC.replace("[[tasks]]", KNOWN.strip(), 1).replace('gauc_by = "group"\n', "")
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
-    AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
+    AtFailpoint(RANK_0, Failpoint.CLOSED, 2),
 )
 
 

@@ -62,13 +62,13 @@ def closes(store: Path) -> dict:
 
 
 def status_of(job: RunningJob) -> dict:
-    """What its chief says now."""
+    """What its rank 0 says now."""
     with JobClient(job.store).rank0() as client:
         return client.status(Deadline.after(10))
 
 
 def until(job: RunningJob, true_of, what: str) -> dict:
-    """Ask its chief until `true_of` its status."""
+    """Ask its rank 0 until `true_of` its status."""
     deadline = Deadline.after(40)
     while not true_of(status := status_of(job)):
         deadline.check(what)

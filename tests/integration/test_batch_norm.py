@@ -5,7 +5,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
@@ -28,7 +28,7 @@ class Normal(nn.Module):
         return {"ctr": self.net(torch.cat([*inputs.vectors.values(), inputs.dense_BC], 1)).squeeze(1)}
 """
 PASS_EVENTS, NUM_PASSES = 65, 7
-DIES = [AtFailpoint(CHIEF, Failpoint.CLOSED, 4), AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2)]
+DIES = [AtFailpoint(RANK_0, Failpoint.CLOSED, 4), AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2)]
 """Deaths that leave passes closed after the last commit."""
 
 

@@ -103,7 +103,7 @@ def test_one_after_the_other(job, start, base, tmp_path):
 def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, base, tmp_path, point, capfd):
     killed = start(
         ArmedFailpoint(point=Failpoint.RESTORE_LINKED), ArmedFailpoint(point=point)
-    )  # the former is its chief's
+    )  # the former is its rank 0's
     answer = made(killed, base)
     out = tmp_path / "out" / "small"
     assert answer.outcome == "failed" and not answer.final and "killed by signal 9" in answer.error

@@ -1,4 +1,4 @@
-"""Jobs that export while they train: bases and deltas by the hour, the law of replay, deaths of the chief."""
+"""Jobs that export while they train: bases and deltas by the hour, the law of replay, deaths of rank 0."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
@@ -84,14 +84,14 @@ POINTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_chief_killed_around_an_export_leaves_the_same_exports(tmp_path):
+def test_a_rank0_killed_around_an_export_leaves_the_same_exports(tmp_path):
     """One base at two hours of event time, one delta at the end: the same whoever is fast."""
     write_timed_job(tmp_path, ONCE, num_lines=1500)
     said = []
 
     def ran(store, deaths):
         job = load_job(tmp_path / "job.toml", [f"store.path={store}", "commit.every='600s'", "train.threads=1"])
-        planned = Deaths(job.store, iter([AtFailpoint(CHIEF, point, hit) for point, hit in deaths]))
+        planned = Deaths(job.store, iter([AtFailpoint(RANK_0, point, hit) for point, hit in deaths]))
         outcome = run(job, planned, lambda worker, text: said.append(f"{worker}: {text}"))
         assert outcome.code == 0, (outcome, said[-30:])
         return job, planned

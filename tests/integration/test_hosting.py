@@ -51,7 +51,7 @@ def test_training_goes_on_without_the_service_and_again_after_its_launcher_and_e
 
     service.kill()
     seen = len(closes(store))
-    (store / "paused").unlink()  # nobody but the chief is there to notice
+    (store / "paused").unlink()  # nobody but rank 0 is there to notice
     wait_for(lambda: len(closes(store)) > seen)
     (store / "paused").touch()  # there must be something left to train
     assert JobFolder(folder).alive() and launcher(folder) == first

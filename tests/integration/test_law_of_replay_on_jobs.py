@@ -1,4 +1,4 @@
-"""A job that exports by the hour, its chief killed with signal 9 in between: what lies in the folder obeys the law.
+"""A job that exports by the hour, its rank 0 killed with signal 9 in between: what lies in the folder obeys the law.
 
 What is read is Parquet and JSON alone. Random histories of shards and exports: tests/contract/test_law_of_replay.py.
 """
@@ -8,7 +8,7 @@ import json
 import pytest
 
 from headrace.failpoints import Failpoint
-from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant
+from headrace.service.faults.deaths import RANK_0, AtFailpoint, AtInstant
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from tests.integration.timed_job import manifests, rows_of, write_timed_job
@@ -31,17 +31,17 @@ LIVES = [
     "tables.default.slots={a={admission=[],delete_after_days=1,delete_below=0.0}}",
 ]
 DEATHS = [
-    AtInstant(CHIEF, 2, 0.0),
-    AtFailpoint(CHIEF, Failpoint.EXPORT_CUT, 1),
-    AtInstant(CHIEF, 3, 0.05),
-    AtFailpoint(CHIEF, Failpoint.OPERATED, 2),
-    AtFailpoint(CHIEF, Failpoint.COMMITTED, 2),
-    AtInstant(CHIEF, 1, 0.2),
+    AtInstant(RANK_0, 2, 0.0),
+    AtFailpoint(RANK_0, Failpoint.EXPORT_CUT, 1),
+    AtInstant(RANK_0, 3, 0.05),
+    AtFailpoint(RANK_0, Failpoint.OPERATED, 2),
+    AtFailpoint(RANK_0, Failpoint.COMMITTED, 2),
+    AtInstant(RANK_0, 1, 0.2),
 ]
 
 
 def ran(folder, store, deaths, shards):
-    """A run over four days, with its chief killed as planned; its exports' folders by stream."""
+    """A run over four days, with its rank 0 killed as planned; its exports' folders by stream."""
     setting = [
         f"store.path={store}",
         f"cluster={{trainers=1,shards={shards}}}",
@@ -71,7 +71,7 @@ def replayed(folder, upto):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("shards", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_chief_killed_again_and_again_leaves_exports_that_obey_the_law(tmp_path, shards):
+def test_a_rank0_killed_again_and_again_leaves_exports_that_obey_the_law(tmp_path, shards):
     write_timed_job(tmp_path, HOURLY, num_lines=800, step_s=400.0)
     calm, killed = (ran(tmp_path, store, deaths, shards) for store, deaths in (("calm", []), ("killed", DEATHS)))
     told = {stream: manifests(folder) for stream, folder in killed.items()}

@@ -227,7 +227,7 @@ def test_a_damaged_local_file_is_repaired_from_the_bucket(tmp_path, uri):
 # -- in the background
 
 
-class Chief:
+class RankZero:
     """The functions that rank 0 gives to an uploader."""
 
     def __init__(self):
@@ -240,19 +240,19 @@ class Chief:
 
 
 @pytest.fixture
-def chief():
-    return Chief()
+def rank0():
+    return RankZero()
 
 
 @pytest.fixture
-def uploader(tmp_path, chief):
+def uploader(tmp_path, rank0):
     """Makes uploaders with a store; ends them."""
     made = []
     (tmp_path / "store").mkdir()
 
     def make(uri, **more):
         made.append(
-            MirrorUploader(uri, tmp_path / "store", 2, lambda: chief.pinned, chief.check, **{"retry_s": 0.02, **more})
+            MirrorUploader(uri, tmp_path / "store", 2, lambda: rank0.pinned, rank0.check, **{"retry_s": 0.02, **more})
         )
         return made[-1]
 
@@ -281,9 +281,9 @@ def test_newer_commits_replace_those_not_begun_and_old_ones_are_pruned(tmp_path,
     assert versions(uri)[0] == 4 and len(versions(uri)) <= 2
 
 
-def test_pinned_commits_stay_in_the_mirror(tmp_path, uploader, uri, chief):
+def test_pinned_commits_stay_in_the_mirror(tmp_path, uploader, uri, rank0):
     background = uploader(uri)
-    chief.pinned = {"t1-0000000001-g1"}
+    rank0.pinned = {"t1-0000000001-g1"}
     for version in (1, 2, 3, 4):
         background.offer(commit(tmp_path, version))
         wait_for(lambda version=version: background.status().version == version)
@@ -310,8 +310,8 @@ def test_a_stop_without_a_connection_ends_at_its_deadline_and_says_so(tmp_path, 
     assert background.status().version is None
 
 
-def test_a_rank_0_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chief):
-    chief.superseded = True
+def test_a_rank_0_that_was_replaced_writes_nothing(tmp_path, uploader, uri, rank0):
+    rank0.superseded = True
     background = uploader(uri)
     background.offer(commit(tmp_path, 1))
     wait_for(lambda: background.status().trouble == "a newer generation has taken over")

@@ -41,7 +41,7 @@ def start(followed):
 
 
 def until(job, true_of, what):
-    """Ask its chief, which may be starting, until `true_of` its status."""
+    """Ask its rank 0, which may be starting, until `true_of` its status."""
     deadline = Deadline.after(60)
     while True:
         try:

@@ -9,7 +9,7 @@ from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.failpoints import Failpoint
 from headrace.service.cluster.store_defaults import spec_with_rows, with_store_defaults
-from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.jobs.spec_difference import CarriedRows, carried_over
 from headrace.service.spec.job import load_job
@@ -108,7 +108,7 @@ def events_come(folder, number):
 
 def ran(job, *deaths):
     said = []
-    dying = Deaths(job.store, iter([AtFailpoint(CHIEF, point, hit) for point, hit in deaths]))
+    dying = Deaths(job.store, iter([AtFailpoint(RANK_0, point, hit) for point, hit in deaths]))
     outcome = run(job, dying, lambda worker, line: said.append(f"{worker}: {line}"), fresh=False)
     assert outcome.code == 0, (outcome, said[-20:])
     assert [died.point for died in dying.died] == [point for point, _ in deaths]

@@ -108,7 +108,7 @@ def test_what_the_service_refuses_is_told_in_its_words(headrace, service):
         headrace("ls", HEADRACE_URL=None)
 
 
-def test_what_asks_a_chief_of_a_job_that_does_not_run_is_told_so(headrace, service):
+def test_what_asks_a_rank0_of_a_job_that_does_not_run_is_told_so(headrace, service):
     headrace("submit", service.folder / "news.toml", "--hold", "--name", "still")
     try:
         for words in (("commit", "still"), ("set", "still", "tables.default.optimizer.lr=0.1")):

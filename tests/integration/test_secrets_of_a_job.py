@@ -109,7 +109,7 @@ def test_a_service_keeps_what_workers_are_told_and_passwords_below_its_own_root(
         assert told == ["rank0.json", "shard-0.json", "trainer-0.json"]
         assert holding(service.folder / "data", PASSWORD) == []
         assert stat.S_IMODE(store.stat().st_mode) == 0o700
-        service.ask("POST", "/jobs/one/commits", {})  # the chief is found through the link
+        service.ask("POST", "/jobs/one/commits", {})  # rank 0 is found through the link
         for path in ("", "/spec", "/log", "/output?worker=trainer-0"):
             assert PASSWORD not in str(service.ask("GET", f"/jobs/one{path}"))
         assert PASSWORD not in service.said()

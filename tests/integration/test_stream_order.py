@@ -133,7 +133,7 @@ def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(t
     again = config_of(job, tmp_path / "rerun", *SETTINGS, rerun=Rerun(store=tmp_path / "killed", commit=None))
     with torch_as_before(), open_trainer(again) as trainer:
         trainer.loop.run()
-        compared = trainer.rank0.chronicle.compared
+        compared = trainer.rank0.replay_log.compared
     assert compared == [(number, []) for number in range(1, len(plans) + 1)]
 
 

@@ -73,10 +73,10 @@ class Mixed(nn.Module):
 
 
 def test_all_ranks_get_the_buffers_of_rank_0_and_keep_their_parameters():
-    said, chief, other = {}, Mixed(1), Mixed(0)
-    for rank, model in enumerate((chief, other)):
+    said, rank0, other = {}, Mixed(1), Mixed(0)
+    for rank, model in enumerate((rank0, other)):
         Buffers(model, TwoRanks(rank, said)).broadcast()
-    assert all(torch.equal(chief.state_dict()[name], other.state_dict()[name]) for name in ("flag", "count", "part"))
+    assert all(torch.equal(rank0.state_dict()[name], other.state_dict()[name]) for name in ("flag", "count", "part"))
     assert other.count.item() == 2**40 + 1 and other.flag.all()
     assert other.weight.eq(0).all() and other.own.item() == 0
 

@@ -135,7 +135,7 @@ class World:
         return self.exporting.status()[stream]
 
     def restarted(self, state=None, version=0, logged=None, **more):
-        """A new chief on the same store, which goes on from a state at `version`; `logged`: what still acts."""
+        """A new rank 0 on the same store, which goes on from a state at `version`; `logged`: what still acts."""
         again = World.__new__(World)
         keep = {"streams": self.streams} | more
         World.__init__(again, self.store, state=state, version=version, log=logged or (), **keep)

@@ -72,7 +72,7 @@ def samples(rng, num_samples):
 
 
 class World:
-    """A job's chief: shards with rows for half of the signs, a model with weights, what it stages."""
+    """A job's rank 0: shards with rows for half of the signs, a model with weights, what it stages."""
 
     def __init__(self, folder, section, model="wide_deep", tables=TABLES):
         self.folder, self.section, self.tables = folder, section, tables
@@ -140,7 +140,7 @@ def replayed(world, stage):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("model", ["wide_deep", "dcn"])
-def test_what_the_chief_predicts_is_what_the_export_gives(tmp_path, dtype, model):
+def test_what_the_rank0_predicts_is_what_the_export_gives(tmp_path, dtype, model):
     world = World(tmp_path, ExportSection(golden=20, dtype=dtype), model)
     for _ in range(3):
         world.stager.saw(samples(world.rng, 8))

@@ -125,7 +125,7 @@ def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, mon
     assert told == [(fault,), ()]
 
 
-# Chiefs that were taken for dead and go on
+# Ranks 0 that were taken for dead and go on
 
 
 def log_of(store, *generations):
@@ -160,7 +160,7 @@ def test_two_exporters_make_one_export_after_the_other(tmp_path):
         pass
 
 
-def test_a_chief_that_was_replaced_takes_nothing_from_the_one_that_follows(tmp_path):
+def test_a_rank0_that_was_replaced_takes_nothing_from_the_one_that_follows(tmp_path):
     log_of(tmp_path, 1)
     old = World(tmp_path)
     old.close(0.0)

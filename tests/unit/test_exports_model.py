@@ -1,4 +1,4 @@
-"""What an export says of the model as a whole, with whatever the chief could prepare."""
+"""What an export says of the model as a whole, with whatever rank 0 could prepare."""
 
 import json
 from contextlib import contextmanager

@@ -180,7 +180,7 @@ def test_every_disturbed_run_has_the_kernels_of_the_undisturbed_one(tmp_path, mo
     given = []
 
     def run(job, seen, on_line):
-        given.append(validate(WorkerConfig, plan_job(job, tmp_path, generation=1).chief.config).matmul)
+        given.append(validate(WorkerConfig, plan_job(job, tmp_path, generation=1).rank0.config).matmul)
         log = Log.claim(make_folder(seen.log), 1, Deadline.after(5), timeline="t1")
         log.append(MatmulOperation(setting="measured", kernels=kernels, fingerprint={}))
         log.close()

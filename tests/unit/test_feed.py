@@ -78,7 +78,7 @@ def signs(part, what):
     return [sign for sign, key in enumerate(keys(*range(100)).keys_U.tolist()) if key in chosen]
 
 
-def test_what_changed_and_went_is_told_when_the_chief_says_so_and_once(world):
+def test_what_changed_and_went_is_told_when_the_rank0_says_so_and_once(world):
     world.learn(1, 2)
     subscription, base = world.subscribe()
     assert base[0].whole and signs(base[1], "rows") == [1, 2]

@@ -34,7 +34,7 @@ class World:
         times = {3: {"oldest_s": [11.0], "count": [2]}}
         telling = FeedContent("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
         self.trouble = ""
-        self.chief = ModelFeed(telling, self.shards, trouble=lambda: self.trouble)
+        self.rank0 = ModelFeed(telling, self.shards, trouble=lambda: self.trouble)
 
     def trace(self):
         self.traced += 1
@@ -42,7 +42,7 @@ class World:
 
     def listen(self):
         subscription = Subscription()
-        assert list(self.chief.open(subscription, 0, 0)) == []
+        assert list(self.rank0.open(subscription, 0, 0)) == []
         return subscription
 
 
@@ -50,7 +50,7 @@ class World:
 def world():
     made = World()
     yield made
-    made.chief.shut()
+    made.rank0.shut()
 
 
 def heard(subscription):
@@ -58,32 +58,32 @@ def heard(subscription):
 
 
 def test_without_subscribers_nothing_is_published_copied_or_traced(world):
-    world.chief.tick(1)
+    world.rank0.tick(1)
     gone = world.listen()
-    world.chief.close(gone)
-    world.chief.tick(2)
+    world.rank0.close(gone)
+    world.rank0.tick(2)
     assert not world.shards.published and not world.traced and not heard(gone)
 
 
 def test_nothing_is_published_and_nobody_is_told_where_while_there_is_trouble(world):
     subscription = world.listen()
-    world.chief.tick(1)
+    world.rank0.tick(1)
     heard(subscription)
     world.trouble = "the object store was not reached"
-    world.chief.tick(2)
+    world.rank0.tick(2)
     assert heard(subscription) == [] and world.shards.published == [1]
     with pytest.raises(Unavailable, match="the object store was not reached"):
-        world.chief.answer({})
+        world.rank0.answer({})
     world.trouble = ""
-    world.chief.tick(2)
+    world.rank0.tick(2)
     assert [part.version for part in heard(subscription)] == [2]
 
 
 def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(world):
     first = world.listen()
-    world.chief.tick(0)  # there is none yet
+    world.rank0.tick(0)  # there is none yet
     assert heard(first) == [] and not world.shards.published
-    world.chief.tick(3)
+    world.rank0.tick(3)
     begin, version = heard(first)
     assert begin.onnx == b"graph" and begin.facts == {
         "job": "job",
@@ -96,10 +96,10 @@ def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(wo
         "event_times": {"oldest_s": [11.0], "count": [2]},
     }
     assert list(version.tensors) == ["w"] and version.tensors["w"].tolist() == [0, 0]
-    world.chief.tick(3)
+    world.rank0.tick(3)
     assert heard(first) == [] and world.shards.published == [3]
     second = world.listen()
-    world.chief.tick(3)
+    world.rank0.tick(3)
     assert [part.kind for part in heard(second)] == [pb.FeedPart.BEGIN, pb.FeedPart.VERSION]
     assert [part.version for part in heard(first)] == [3]
     assert world.shards.published == [3, 3] and world.traced == 1
@@ -107,16 +107,16 @@ def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(wo
 
 def test_a_subscriber_that_has_read_its_base_requests_the_version_again(world):
     one = world.listen()
-    world.chief.tick(3)
-    world.chief.poke()
-    world.chief.tick(3)
-    world.chief.tick(3)
+    world.rank0.tick(3)
+    world.rank0.poke()
+    world.rank0.tick(3)
+    world.rank0.tick(3)
     assert [part.version for part in heard(one)] == [0, 3, 3]
 
 
 def test_a_published_version_does_not_change_with_the_next(world):
     one = world.listen()
-    world.chief.tick(1)
+    world.rank0.tick(1)
     world.weights.fill_(9)
     (told,) = (part for part in heard(one) if part.version)
     assert np.array_equal(told.tensors["w"], [0, 0])
@@ -124,16 +124,16 @@ def test_a_published_version_does_not_change_with_the_next(world):
 
 def test_a_changed_description_is_sent_to_all_without_the_graph(world):
     one = world.listen()
-    world.chief.tick(1)
+    world.rank0.tick(1)
     heard(one)
     world.model = {"format": 1, "default_row": [1.0]}
-    world.chief.tick(2)
+    world.rank0.tick(2)
     begin, version = heard(one)
     assert begin.facts["model"] == world.model and begin.onnx == b"" and version.version == 2
 
 
 def test_ports_are_opened_at_the_first_request_and_stay(world):
     assert not world.shards.secrets
-    answer = world.chief.answer({"do": "feed"})
-    assert world.chief.answer({"do": "feed"}) == answer and world.shards.secrets == [answer["secret"]]
+    answer = world.rank0.answer({"do": "feed"})
+    assert world.rank0.answer({"do": "feed"}) == answer and world.shards.secrets == [answer["secret"]]
     assert answer["shards"] == ["127.0.0.1:1"] and (answer["job"], answer["generation"]) == ("job", 4)

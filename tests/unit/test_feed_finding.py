@@ -37,7 +37,7 @@ def soon():
     return Deadline.after(5)
 
 
-def test_what_a_chief_says_is_understood():
+def test_what_a_rank0_says_is_understood():
     assert FeedAddress.of_message(MESSAGE) == WHERE and WHERE.peer(None) is None
     for wrong in ({"shards": None}, {"tls": True}):
         with pytest.raises(Refused, match="does not say where"):

@@ -220,8 +220,8 @@ def test_a_rank_that_only_reads_reads_what_it_would_call_late(tmp_path):
         write(tmp_path, name)
     reader = source(tmp_path, "logs/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
     write(tmp_path, "logs/9/b.jsonl", "1\n")
-    chief = source(tmp_path, "logs/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
-    assert list(ends(chief)) == ["logs/9/a.jsonl", "logs/9/b.jsonl"]
+    rank0 = source(tmp_path, "logs/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
+    assert list(ends(rank0)) == ["logs/9/a.jsonl", "logs/9/b.jsonl"]
     assert read(reader, "logs/9/b.jsonl", 0, 1) == [b"1"]
 
 

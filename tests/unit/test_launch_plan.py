@@ -30,7 +30,7 @@ def plan(tmp_path):
 def test_one_trainer_has_its_shard_within(plan, tmp_path):
     planned = plan("{}")
     assert planned.shards == ()
-    worker = validate(WorkerConfig, planned.chief.config)
+    worker = validate(WorkerConfig, planned.rank0.config)
     assert (worker.rank, worker.world, worker.shards) == (0, 1, ())
     assert (worker.folder, worker.store) == (NEWS.parent, tmp_path / "store")
     assert worker.job["name"] == "news"
@@ -62,7 +62,7 @@ def test_workers_off_loopback_get_certificates_of_their_generation_and_the_launc
     whose = "of generation 3 of job 'news'"
     assert names == [f"shard-0 {whose}", f"trainer-0 {whose}", f"trainer-1 {whose}"]
     assert {worker.interface for worker in (shard, *trainers)} == {"eth0"}
-    assert str(planned.head.current.name) == f"head-0 {whose}" and str(planned.to_chief.name) == f"trainer-0 {whose}"
+    assert str(planned.head.current.name) == f"head-0 {whose}" and str(planned.to_rank0.name) == f"trainer-0 {whose}"
     assert "PRIVATE" not in repr(planned)
 
 
@@ -75,7 +75,7 @@ def test_workers_that_join_get_their_certificates_then_and_the_launcher_has_one(
 
 def test_workers_of_one_machine_have_no_certificates(plan):
     planned = plan("{trainers=2}")
-    assert planned.head is None and planned.to_chief is None
+    assert planned.head is None and planned.to_rank0 is None
     assert not any("credentials" in worker.config for worker in (*planned.shards, *planned.trainers))
 
 

@@ -238,7 +238,7 @@ def test_only_so_much_of_a_workers_output_is_kept(world):
     assert len(world.lines) == TAIL_LINES + 7
 
 
-def test_the_status_is_the_chiefs(world):
+def test_the_status_is_the_rank0s(world):
     launcher = world.make([], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
     known = Status(job="fake", restarts=0)
     assert launcher.status() == known
@@ -258,9 +258,9 @@ def test_the_status_names_workers_whose_certificates_were_not_renewed(world, mon
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @spawned_or_forked
-def test_a_signal_asks_the_chief_to_finish_and_ends_well(world, number):
-    chief = [["note_pid"], ["serve"], ["say", "up"], ["await_drain"], ["say", "closing"], ["exit", 0]]
-    world.launch([SHARD], [chief])
+def test_a_signal_asks_the_rank0_to_finish_and_ends_well(world, number):
+    rank0 = [["note_pid"], ["serve"], ["say", "up"], ["await_drain"], ["say", "closing"], ["exit", 0]]
+    world.launch([SHARD], [rank0])
     world.until_said("up")
     world.process.send_signal(number)
     said = world.rest()
@@ -271,10 +271,10 @@ def test_a_signal_asks_the_chief_to_finish_and_ends_well(world, number):
 
 
 @spawned_or_forked
-def test_a_signal_before_the_chief_is_up_still_reaches_it(world):
+def test_a_signal_before_the_rank0_is_up_still_reaches_it(world):
     go = world.folder / "go"
-    chief = [["note_pid"], ["say", "up"], ["await_file", str(go)], ["serve"], ["await_drain"], ["exit", 0]]
-    world.launch([], [chief])
+    rank0 = [["note_pid"], ["say", "up"], ["await_file", str(go)], ["serve"], ["await_drain"], ["exit", 0]]
+    world.launch([], [rank0])
     world.until_said("up")
     world.process.send_signal(signal.SIGINT)
     go.touch()
@@ -292,7 +292,7 @@ def test_a_second_signal_kills_at_once(world):
 
 
 @spawned_or_forked
-def test_a_chief_that_does_not_drain_in_time_is_ended(world):
+def test_a_rank0_that_does_not_drain_in_time_is_ended(world):
     world.launch([SHARD], [TRAINER], drain_s=0.3)
     world.until_said("up")
     world.process.send_signal(signal.SIGINT)
@@ -360,13 +360,13 @@ def test_a_generation_prepares_no_resize_that_the_one_before_it_was_asked_for(wo
     """Its rank 0 does not know of it, and would not commit for it; whoever asked asks again."""
     plans = NoRoom(world.folder / "asked")
     resizing = {"id": "a", "shards": 2, "trainers": 1, "may_begin": True}
-    chief = [
+    rank0 = [
         ["in_generation", 1, "serve", {"resizing": resizing}],
         ["in_generation", 1, "await_file", str(plans.asked)],
         ["in_generation", 1, "kill_self", 9],
         ["exit", 0],
     ]
-    assert world.run([], [chief], max_restarts=1, standbys=plans).code == 0
+    assert world.run([], [rank0], max_restarts=1, standbys=plans).code == 0
     assert plans.asked.read_text() == "a beside 1\n"
     assert world.launcher.status().resizing is None
 
@@ -399,9 +399,9 @@ def test_restarts_are_bounded_and_the_end_lists_them(world):
 def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
     """Also of a worker that is stopped."""
     stopped = [["note_pid"], ["spawn"], ["address"], ["in_generation", 1, "kill_self", signal.SIGSTOP], ["sleep"]]
-    chief = [["note_pid"], ["serve"], ["in_generation", 1, "kill_self", 9], ["exit", 0]]
+    rank0 = [["note_pid"], ["serve"], ["in_generation", 1, "kill_self", 9], ["exit", 0]]
     left = []
-    launcher = world.make([stopped], [chief], max_restarts=1)
+    launcher = world.make([stopped], [rank0], max_restarts=1)
     (first,) = launcher._phases
 
     def plan(last):
@@ -505,8 +505,8 @@ def test_a_death_after_a_stop_was_asked_is_not_restarted(world):
 
 def test_faults_reach_their_worker_in_their_generation(world):
     asked = []
-    chief = [["serve"], ["say_config", "faults"], ["kill_self", 9]]
-    launcher = world.make([], [chief], max_restarts=1)
+    rank0 = [["serve"], ["say_config", "faults"], ["kill_self", 9]]
+    launcher = world.make([], [rank0], max_restarts=1)
 
     def faults(generation, worker):
         asked.append((generation, worker))
@@ -539,8 +539,8 @@ def forkserver_of(world):
 
 
 def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
-    chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
-    world.launch([SHARD], [chief], max_restarts=1)
+    rank0 = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
+    world.launch([SHARD], [rank0], max_restarts=1)
     world.until_said("up")
     first = world.pids()
     forkserver = forkserver_of(world)
@@ -563,8 +563,8 @@ def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped
 
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
     monkeypatch.setattr("headrace.service.cluster.forkserver.TOLD_S", 0.2)
-    chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
-    launcher, stopped = world.make([SHARD], [chief]), []
+    rank0 = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
+    launcher, stopped = world.make([SHARD], [rank0]), []
 
     def stop_and_kill():
         stopped.append(forkserver_of(world))

@@ -1,4 +1,4 @@
-"""What people ask a running job: it waits until it has acted, whatever happens to the chief meanwhile."""
+"""What people ask a running job: it waits until it has acted, whatever happens to rank 0 meanwhile."""
 
 import base64
 import json
@@ -31,8 +31,8 @@ from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 
 
-class Chiefs:
-    """Chiefs of one job, one after another. What is asked for acts at `acts_at`, which is closed unless `open`."""
+class RankZeros:
+    """The ranks 0 of one job, one after another. What is asked for acts at `acts_at`, which is closed unless `open`."""
 
     def __init__(self, past, held):
         self.past, self.store, self._held, self._serving = past, past.store, held, None
@@ -61,13 +61,13 @@ class Chiefs:
 
 
 @pytest.fixture
-def chiefs(tmp_path):
+def rank0s(tmp_path):
     past = Past(tmp_path / "store").begin()
     with ExitStack() as held:
         held.callback(past.end)
         past.held = held.enter_context(ExitStack())
         past.held.enter_context(locked(past.store / "lock", Deadline.after(5)))
-        yield Chiefs(past, held)
+        yield RankZeros(past, held)
 
 
 WISH = {"op": "set", "keys": {"tables.default.decay": 0.9}}
@@ -77,50 +77,50 @@ def soon():
     return Deadline.after(20)
 
 
-def test_it_is_asked_once_and_waited_for_until_it_has_acted(chiefs):
-    chiefs.run(1)
-    chiefs.answers = [{"version": None}, {"version": None}]
-    assert chiefs.job.carry_out(WISH, soon()) == 7
-    assert len(chiefs.asked) == 3 and chiefs.asked[0] == chiefs.asked[2]
-    assert chiefs.asked[0]["do"] == "ask" and chiefs.asked[0]["operation"].keys() == {*WISH, "id"}
+def test_it_is_asked_once_and_waited_for_until_it_has_acted(rank0s):
+    rank0s.run(1)
+    rank0s.answers = [{"version": None}, {"version": None}]
+    assert rank0s.job.carry_out(WISH, soon()) == 7
+    assert len(rank0s.asked) == 3 and rank0s.asked[0] == rank0s.asked[2]
+    assert rank0s.asked[0]["do"] == "ask" and rank0s.asked[0]["operation"].keys() == {*WISH, "id"}
 
 
-def test_it_has_acted_once_the_close_is_told(chiefs):
-    chiefs.run(1)
-    chiefs.version = 6
+def test_it_has_acted_once_the_close_is_told(rank0s):
+    rank0s.run(1)
+    rank0s.version = 6
 
     def closed():
-        chiefs.version = 7
+        rank0s.version = 7
         return {"version": 7}
 
-    chiefs.answers = [{"version": 7}, closed]
-    assert chiefs.job.carry_out(WISH, soon()) == 7 and len(chiefs.asked) == 2
+    rank0s.answers = [{"version": 7}, closed]
+    assert rank0s.job.carry_out(WISH, soon()) == 7 and len(rank0s.asked) == 2
 
 
-def test_the_chief_after_one_that_died_is_asked_the_same_with_the_same_id(chiefs):
-    chiefs.run(1)
+def test_the_rank0_after_one_that_died_is_asked_the_same_with_the_same_id(rank0s):
+    rank0s.run(1)
 
     def again():
-        chiefs.die()
-        chiefs.run(2)
+        rank0s.die()
+        rank0s.run(2)
         return {"version": None}
 
-    chiefs.answers = [again]
-    assert chiefs.job.carry_out(WISH, soon()) == 7
-    assert len({asked["operation"]["id"] for asked in chiefs.asked}) == 1 < len(chiefs.asked)
+    rank0s.answers = [again]
+    assert rank0s.job.carry_out(WISH, soon()) == 7
+    assert len({asked["operation"]["id"] for asked in rank0s.asked}) == 1 < len(rank0s.asked)
 
 
-def test_where_the_chief_is_still_finding_out_it_is_asked_again(chiefs):
-    chiefs.run(1)
-    chiefs.answers = [NotYet("the rows are being counted"), NotYet("the rows are being counted")]
-    assert chiefs.job.carry_out(WISH, soon()) == 7 and len(chiefs.asked) == 3
+def test_where_the_rank0_is_still_finding_out_it_is_asked_again(rank0s):
+    rank0s.run(1)
+    rank0s.answers = [NotYet("the rows are being counted"), NotYet("the rows are being counted")]
+    assert rank0s.job.carry_out(WISH, soon()) == 7 and len(rank0s.asked) == 3
 
 
-def test_no_is_no(chiefs):
-    chiefs.run(1)
-    chiefs.answers = [SpecError("seed: cannot be set while the job runs")]
+def test_no_is_no(rank0s):
+    rank0s.run(1)
+    rank0s.answers = [SpecError("seed: cannot be set while the job runs")]
     with pytest.raises(HeadraceError, match="^seed: cannot be set while the job runs$"):
-        chiefs.job.carry_out(WISH, soon())
+        rank0s.job.carry_out(WISH, soon())
 
 
 def test_a_job_that_does_not_run_cannot_be_asked(tmp_path):
@@ -130,47 +130,47 @@ def test_a_job_that_does_not_run_cannot_be_asked(tmp_path):
         JobClient(past.store).carry_out(WISH, soon())
 
 
-def test_time_that_is_over_says_whether_it_is_logged(chiefs):
-    chiefs.run(1)
-    chiefs.acts_at = None
+def test_time_that_is_over_says_whether_it_is_logged(rank0s):
+    rank0s.run(1)
+    rank0s.acts_at = None
     with pytest.raises(Unfinished, match="it is logged, and acts at the close of a pass that is still open"):
-        chiefs.job.carry_out(WISH, Deadline.after(0.3))
-    chiefs.answers = [NotYet("the rows are being counted")] * 50
+        rank0s.job.carry_out(WISH, Deadline.after(0.3))
+    rank0s.answers = [NotYet("the rows are being counted")] * 50
     with pytest.raises(Unfinished, match="no answer in time: the rows are being counted"):
-        chiefs.job.carry_out(WISH, Deadline.after(0.3))
+        rank0s.job.carry_out(WISH, Deadline.after(0.3))
 
 
-def test_a_run_that_ends_in_between_leaves_it_to_the_next(chiefs):
-    chiefs.run(1)
+def test_a_run_that_ends_in_between_leaves_it_to_the_next(rank0s):
+    rank0s.run(1)
 
     def ends():
-        chiefs.past.held.close()
-        chiefs.die()
+        rank0s.past.held.close()
+        rank0s.die()
         return {"version": None}
 
-    chiefs.answers = [{"version": None}, ends]
+    rank0s.answers = [{"version": None}, ends]
     with pytest.raises(Unfinished, match="the run has ended, and the next run carries it out"):
-        chiefs.job.carry_out(WISH, soon())
+        rank0s.job.carry_out(WISH, soon())
 
 
-def test_a_run_that_ends_without_an_answer_may_have_logged_it(chiefs):
-    chiefs.run(1)
+def test_a_run_that_ends_without_an_answer_may_have_logged_it(rank0s):
+    rank0s.run(1)
 
     def ends():
-        chiefs.past.held.close()
-        chiefs.die()
+        rank0s.past.held.close()
+        rank0s.die()
         return {"version": None}
 
-    chiefs.answers = [ends]
+    rank0s.answers = [ends]
     with pytest.raises(Unfinished, match="without an answer: `headrace log` shows whether it is logged"):
-        chiefs.job.carry_out(WISH, soon())
+        rank0s.job.carry_out(WISH, soon())
 
 
-def test_answers_are_waited_for_and_so_is_the_day(chiefs):
-    chiefs.run(1)
-    chiefs.answers = [NotYet("counting"), {"rows": 3}]
-    assert chiefs.job.answer({"do": "dry_run"}, soon()) == {"rows": 3}
-    assert current_day(chiefs.store, soon()) == 4
+def test_answers_are_waited_for_and_so_is_the_day(rank0s):
+    rank0s.run(1)
+    rank0s.answers = [NotYet("counting"), {"rows": 3}]
+    assert rank0s.job.answer({"do": "dry_run"}, soon()) == {"rows": 3}
+    assert current_day(rank0s.store, soon()) == 4
 
 
 # -- values and signs
@@ -322,14 +322,14 @@ def test_a_dry_run_in_words():
     ]
 
 
-def test_a_shrink_says_how_many_rows_were_counted(chiefs):
-    chiefs.run(1)
-    chiefs.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
-    [shrunk] = table_operations.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+def test_a_shrink_says_how_many_rows_were_counted(rank0s):
+    rank0s.run(1)
+    rank0s.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
+    [shrunk] = table_operations.shrink(rank0s, ["default"], {"delete_below": 0.5, "allow": True}, soon())
     assert str(shrunk) == (
         "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted"
     )
-    assert [asked["do"] for asked in chiefs.asked] == ["dry_run", "dry_run", "ask"]
+    assert [asked["do"] for asked in rank0s.asked] == ["dry_run", "dry_run", "ask"]
 
 
 def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():

@@ -97,16 +97,16 @@ class World:
         if self.log is not None:
             self.log.close()
         self.log = Log.claim(self.folder, next(self.generations), Deadline.after(5), timeline="t1")
-        self.chronicle = ReplayLog(self.log, LogPlanJournal(self.log), replay, None, "fail", 0.0)
+        self.replay_log = ReplayLog(self.log, LogPlanJournal(self.log), replay, None, "fail", 0.0)
         self.shards, self.decider = Shards(), Decider()
         workers = {"cluster.trainers": 1, "cluster.shards": 2}
-        self.operator = OperationRunner(self.job, self.chronicle, self.shards, 5.0, workers)
+        self.operator = OperationRunner(self.job, self.replay_log, self.shards, 5.0, workers)
         self.operator.add(self.decider)
         return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
 
     def close(self, day=0, stats=None):
         self.number += 1
-        self.chronicle.take(0)
+        self.replay_log.take(0)
         closing = ClosingPass(
             version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
             positions={}, metrics={}, num_samples=1, ended=False,

@@ -1,4 +1,4 @@
-"""A commit on demand: the running chief is found, asked, waited for; the one after it is asked again."""
+"""A commit on demand: rank 0 of the running job is found, asked, waited for; the one after it is asked again."""
 
 import json
 from contextlib import ExitStack
@@ -14,8 +14,9 @@ from headrace.service.history.commit_request import make_commit, request_commit
 from tests.fakes.past import Past
 
 
-class Chiefs:
-    """Chiefs of one job, generation after generation. A commit asked for is made at once, unless `commits` is off."""
+class RankZeros:
+    """The ranks 0 of one job, generation after generation. A commit asked for is made at once, unless `commits` is
+    off."""
 
     def __init__(self, past: Past, held: ExitStack) -> None:
         self.past, self.store, self._held = past, past.store, held
@@ -24,7 +25,7 @@ class Chiefs:
         self.serving = None
 
     def run(self, generation: int) -> None:
-        """A chief that serves its Role as a launcher has it do."""
+        """A rank 0 that serves its Role as a launcher has it do."""
         folder = self.store / "workers" / f"g{generation}"
         folder.mkdir(parents=True)
         socket = folder / "trainer-0.socket"
@@ -42,74 +43,74 @@ class Chiefs:
 
 
 @pytest.fixture
-def chiefs(tmp_path):
+def rank0s(tmp_path):
     past = Past(tmp_path / "store").begin()
     past.close(1, a=(0, 100))
     past.close(2, a=(100, 200))
     with ExitStack() as held:
         held.callback(past.end)
         held.enter_context(locked(past.store / "lock", Deadline.after(5)))
-        yield Chiefs(past, held)
+        yield RankZeros(past, held)
 
 
 def soon():
     return Deadline.after(20)
 
 
-def test_a_commit_is_made_of_what_was_closed_when_it_was_asked_for(chiefs):
-    chiefs.run(1)
-    assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
-    assert chiefs.asked == 1
+def test_a_commit_is_made_of_what_was_closed_when_it_was_asked_for(rank0s):
+    rank0s.run(1)
+    assert make_commit(rank0s.store, soon()) == "t1-0000000002-g1"
+    assert rank0s.asked == 1
 
 
-def test_the_chief_of_the_newest_generation_is_asked(chiefs):
+def test_the_rank0_of_the_newest_generation_is_asked(rank0s):
     for generation in (2, 10, 9):
-        (chiefs.store / "workers" / f"g{generation}").mkdir(parents=True)
-    with pytest.raises(Unavailable, match="rank 0 of the run in .* is starting"), JobClient(chiefs.store).rank0():
+        (rank0s.store / "workers" / f"g{generation}").mkdir(parents=True)
+    with pytest.raises(Unavailable, match="rank 0 of the run in .* is starting"), JobClient(rank0s.store).rank0():
         pass
-    chiefs.run(11)
-    with JobClient(chiefs.store).rank0() as client:
+    rank0s.run(11)
+    with JobClient(rank0s.store).rank0() as client:
         assert request_commit(client) == 2
 
 
-def test_a_chief_that_has_closed_nothing_is_asked_for_the_first_version(chiefs):
-    chiefs.run(1)
-    chiefs.version, chiefs.commits = 0, False
-    with JobClient(chiefs.store).rank0() as client:
+def test_a_rank0_that_has_closed_nothing_is_asked_for_the_first_version(rank0s):
+    rank0s.run(1)
+    rank0s.version, rank0s.commits = 0, False
+    with JobClient(rank0s.store).rank0() as client:
         assert request_commit(client) == 1
 
 
-def test_the_chief_that_follows_one_that_dies_is_asked_again(chiefs, monkeypatch):
-    chiefs.run(1)
-    chiefs.commits = False
-    first = chiefs.serving
+def test_the_rank0_that_follows_one_that_dies_is_asked_again(rank0s, monkeypatch):
+    rank0s.run(1)
+    rank0s.commits = False
+    first = rank0s.serving
 
     def the_job_is_restarted(_seconds):
-        if chiefs.serving is first:
-            assert chiefs.asked == 1
+        if rank0s.serving is first:
+            assert rank0s.asked == 1
             first.close()
-            chiefs.run(2)
-            chiefs.commits = True
+            rank0s.run(2)
+            rank0s.commits = True
 
     monkeypatch.setattr("headrace.service.history.commit_request.time.sleep", the_job_is_restarted)
-    assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
-    assert chiefs.asked == 2
+    assert make_commit(rank0s.store, soon()) == "t1-0000000002-g1"
+    assert rank0s.asked == 2
 
 
-def test_a_commit_that_fails_is_told_with_its_reason(chiefs):
-    chiefs.run(1)
-    chiefs.commits, chiefs.failing = False, "no room on the disk"
+def test_a_commit_that_fails_is_told_with_its_reason(rank0s):
+    rank0s.run(1)
+    rank0s.commits, rank0s.failing = False, "no room on the disk"
     with pytest.raises(
         HeadraceError, match="the commit failed; the job continues and will try again: no room on the disk"
     ):
-        make_commit(chiefs.store, soon())
+        make_commit(rank0s.store, soon())
 
 
-def test_a_commit_that_does_not_come_ends_with_the_deadline(chiefs):
-    chiefs.run(1)
-    chiefs.commits = False
+def test_a_commit_that_does_not_come_ends_with_the_deadline(rank0s):
+    rank0s.run(1)
+    rank0s.commits = False
     with pytest.raises(DeadlineExceeded, match="out of time while waiting for version 2"):
-        make_commit(chiefs.store, Deadline.after(0.3))
+        make_commit(rank0s.store, Deadline.after(0.3))
 
 
 def test_where_nothing_runs_there_is_nobody_to_ask(tmp_path):

@@ -43,7 +43,7 @@ def test_rank_0_stays_at_the_head_unless_it_is_asked_for_by_its_rank(places):
 
 
 def test_rank_0_never_leaves_the_machine_that_alone_has_the_log():
-    places = Places("head", 10.0, chief_here=True)
+    places = Places("head", 10.0, rank0_here=True)
     places.open(NAMES, 3)
     with pytest.raises(SpecError, match=r"RANK 0 is trainer-0, which keeps the job's log .* by --node-rank 0"):
         places.ask(agent("a", machine="node", rank=0, world=4), 0)

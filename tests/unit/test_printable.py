@@ -117,7 +117,7 @@ def test_the_error_that_ends_a_process_is_harmless(capsys, error):
     assert harmless(said) and SHOWN in said
 
 
-def test_what_a_chief_says_is_harmless_in_every_display(capsys):
+def test_what_a_rank0_says_is_harmless_in_every_display(capsys):
     told = {"job": "j", "state": EVIL, "trouble": EVIL, "last_death": EVIL, "restarts": 1, "passed_over": {EVIL: EVIL}}
     status = read(Status, {**told, "operations": {"exporting": {"main": {"name": EVIL, "failing": EVIL}}}})
     assert all(map(harmless, [*alarms(status).values(), *status_changes(status, None)]))

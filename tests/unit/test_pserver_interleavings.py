@@ -18,7 +18,7 @@ from headrace.pserver.server.shard import Shard
 from headrace.pserver.store.memory_store import MemoryRowStore
 from headrace.pserver.tables.sweeping import run
 from headrace.pserver.tables.table_overview import TableOverview
-from tests.unit.test_pserver_departures import ALL_KEYS, World
+from tests.unit.test_pserver_deletions import ALL_KEYS, World
 
 
 def cold_and_hot():

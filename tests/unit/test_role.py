@@ -58,12 +58,12 @@ def test_drain_raises_the_flag_once_a_call(world):
     assert world.drains == 2
 
 
-def test_commit_raises_the_flag_of_a_chief(world):
+def test_commit_raises_the_flag_of_a_rank0(world):
     world.client.commit(soon())
     assert (world.commits, world.drains) == (1, 0)
 
 
-def test_a_chief_answers_refuses_or_asks_for_another_try(tmp_path):
+def test_a_rank0_answers_refuses_or_asks_for_another_try(tmp_path):
     def answer(request):
         match request:
             case {"do": "fail"}:

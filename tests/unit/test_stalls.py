@@ -6,7 +6,7 @@ import time
 import pytest
 
 from headrace.rpc.role import serve_role
-from headrace.service.cluster.chief import ChiefConnection
+from headrace.service.cluster.rank0_connection import RankZeroConnection
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.lines import status_changes
 from headrace.trainer.job_status import StallStatus, Status, read
@@ -106,7 +106,7 @@ def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
         return {"pass": 3, "state": "training"}
 
     with serve_role(status, lambda: None, "s", tmp_path / "socket") as server:
-        line = ChiefConnection(Status(), lambda: server.address, "s", 0.01, worker="trainer-0", max_silent_s=0.3)
+        line = RankZeroConnection(Status(), lambda: server.address, "s", 0.01, worker="trainer-0", max_silent_s=0.3)
         line.start()
         try:
             until(lambda: line.status == Status(pass_number=3, state="training"))

@@ -19,7 +19,7 @@ TICK = Tick()
 MOVED = {"version": 7, "rounds": 1, "took_s": 0.1, "state": "moving"}
 
 
-class Chief:
+class RankZero:
     def __init__(self, **status):
         self.status, self.heard = Status(**status), []
 
@@ -32,7 +32,7 @@ class Workers:
     """Stands for a Generation."""
 
     number: int
-    chief: Chief
+    rank0: RankZero
     outcome: RunOutcome | None = None
     stop_asked: bool = False
     events: list = field(default_factory=list)
@@ -51,7 +51,7 @@ class World:
     """Plans and begins generations that stand by, beside generation 4."""
 
     def __init__(self, **resizing):
-        self.present = Workers(4, Chief(state="training", resizing=ResizeStatus(**resizing) if resizing else None))
+        self.present = Workers(4, RankZero(state="training", resizing=ResizeStatus(**resizing) if resizing else None))
         self.begun, self.ended, self.said = [], [], []
         self.claimed = self.decided = self.handed = self.broken = False
         self.standby = StandbyWorkers(self.present, self, self.begin, lambda worker, text: self.said.append(text))
@@ -63,7 +63,7 @@ class World:
     def begin(self, plan):
         if self.broken:
             raise Unavailable("no room")
-        self.begun.append(Workers(plan.generation, Chief(state=STANDBY)))
+        self.begun.append(Workers(plan.generation, RankZero(state=STANDBY)))
         held = ExitStack()
         held.callback(lambda: self.ended.append(plan.generation))
         return Successor(self.begun[-1], None, held)
@@ -99,11 +99,11 @@ def test_nobody_stands_by_before_rank_0_asks_for_it(resizing):
 def test_they_begin_once_and_rank_0_hears_how_far_they_are():
     world = standing()
     world.step()
-    assert world.standby.number == 5 and not world.present.chief.heard
-    world.begun[0].chief.status = Status(state=STANDBY, moved=MOVED)
+    assert world.standby.number == 5 and not world.present.rank0.heard
+    world.begun[0].rank0.status = Status(state=STANDBY, moved=MOVED)
     world.step()
     world.step()
-    assert world.present.chief.heard == [{"do": "resizing", "id": "a", "moved": MOVED}], "told once"
+    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "moved": MOVED}], "told once"
     assert len(world.begun) == 1 and world.said == ["resize to 2 trainers and 3 shards: generation 5 stands by"]
 
 
@@ -111,7 +111,7 @@ def test_their_death_ends_the_request_and_nothing_else():
     world = standing()
     world.step(Exited("shard-0", -9))
     assert world.ended == [5] and world.standby.number is None
-    assert world.present.chief.heard == [{"do": "resizing", "id": "a", "failed": DIED.reason}]
+    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "failed": DIED.reason}]
     world.step()
     assert len(world.begun) == 1, "not tried again: the one who asked may ask again"
     assert world.standby.successor_of(DRAINED, stop_asked=False) is None
@@ -121,7 +121,7 @@ def test_workers_that_cannot_be_started_end_the_request():
     world = World(**ASKED)
     world.broken = True
     world.step()
-    assert world.present.chief.heard == [{"do": "resizing", "id": "a", "failed": "no room"}]
+    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "failed": "no room"}]
     assert world.said == ["the resize is given up: no room"]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.service.cluster.runtime import UNREACHABLE
 from headrace.service.cluster.supervision import (
-    DrainChief,
+    DrainRankZero,
     EndingLimits,
     Exited,
     KillWorkers,
@@ -118,7 +118,7 @@ def test_who_is_still_there_after_sigterm_is_killed_at_the_deadline(job):
 
 
 def test_a_request_to_stop_drains_and_ends_well(job):
-    assert job.step(StopRequested(), 1) == [DrainChief("asked to stop")]
+    assert job.step(StopRequested(), 1) == [DrainRankZero("asked to stop")]
     exit_all(job, "trainer-0", "trainer-1", "shard-0")
     assert job.outcome == RunOutcome(0, "stopped after the pass in training")
 

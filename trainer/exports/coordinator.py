@@ -152,7 +152,7 @@ class ExportCoordinator:
                 self._ends[each.stream, each.timeline, each.name] = encode(each)
         for stream in self._streams.values():
             stream.rollback.trouble = ""  # another try
-        with self._setting.exclusive():  # a chief that was replaced has no say in what is another's
+        with self._setting.exclusive():  # a rank 0 that was replaced has no say in what is another's
             for name in self._streams:
                 if (flight := self._in_flight(name)) is not None:
                     self._resume(name, flight, version)

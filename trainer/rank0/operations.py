@@ -182,7 +182,7 @@ class OperationRunner:
     def __init__(
         self,
         job: TrainerJob,
-        chronicle: ReplayLog,
+        replay_log: ReplayLog,
         shards: Shards,
         close_s: float,
         workers: Mapping[str, int] | None = None,
@@ -199,7 +199,7 @@ class OperationRunner:
         self._job = self._now = job
         self._timed = next(iter(job.sources.values())).event_time.kind != "none"
         self._schema = Schema.of(job.slots)
-        self._chronicle, self._shards, self._close_s = chronicle, shards, close_s
+        self._replay_log, self._shards, self._close_s = replay_log, shards, close_s
         self._deciders: tuple[Decider, ...] = ()
         self._lock = threading.Lock()
         self._overrides: dict[str, Any] = {}
@@ -253,7 +253,7 @@ class OperationRunner:
             tuple(state.get("acted", ())),
             tuple(each for each in waiting if isinstance(each, ActingOperation)),
         )
-        self.day, self._replaying = day, self._chronicle.replaying
+        self.day, self._replaying = day, self._replay_log.replaying
         settings = self._set(overrides)
         if settings:
             self._shards.call(Operate(version, settings), Deadline.after(self._close_s))
@@ -314,7 +314,7 @@ class OperationRunner:
             self._log(operation)
 
     def _log(self, operation: ActingOperation) -> None:
-        self._chronicle.note(operation)
+        self._replay_log.note(operation)
         self._waiting += (operation,)
 
     def _known(self, name: str) -> dict[str, Any] | None:
@@ -407,16 +407,16 @@ class OperationRunner:
         later, waits for them.
         3. Deciders are notified.
         """
-        version, again = closing.version, self._chronicle.operations(closing.version)
+        version, again = closing.version, self._replay_log.operations(closing.version)
         self.day = closing.day
         for decider in self._deciders:
             decider.saw(closing)
         with self._lock:  # 1
             ordered = list(_of_close(version, again)) if again is not None else self._due(closing)
             self._waiting = self._waiting if again is not None else ()
-            self._chronicle.close(close)
+            self._replay_log.close(close)
             self._remember(version, ordered)
-        self._replaying = self._chronicle.replaying
+        self._replaying = self._replay_log.replaying
         self.resizes |= again is None and self._is_resized_by(ordered)
         lr, schedule = self._now.dense.optimizer.lr, self._schedule()
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
@@ -455,7 +455,7 @@ class OperationRunner:
         ordered = list(_of_close(closing.version, self._waiting))
         for decider in self._deciders:
             for operation in decider.due(closing, tuple(ordered)):
-                self._chronicle.operate(operation)
+                self._replay_log.operate(operation)
                 ordered.append(operation)
         return ordered
 

@@ -46,7 +46,7 @@ class RankZero:
 
     beginning: RestartPoint
     planner: Planner | None
-    chronicle: ReplayLog
+    replay_log: ReplayLog
     operator: OperationRunner
     shrinking: Shrinks
     shards: Shards
@@ -133,7 +133,7 @@ def rank_zero(
     journal = None if beginning.joblog is None else LogPlanJournal(beginning.joblog)
     planner = _planner(config, job, beginning, journal)
     on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
-    chronicle = ReplayLog(
+    replay_log = ReplayLog(
         *(beginning.joblog, journal, beginning.replay, planner, on_mismatch),
         max_full_s=job.commit.max_failing,
         unlike=_unlike(job, beginning),
@@ -141,14 +141,14 @@ def rank_zero(
     workers = None if config.rerun is not None else {TRAINERS: config.world, SHARDS: len(config.shards)}
     resizing = ResizePreparation(hands_over=_may_hand_over(job)) if config.prepares_resizes else None
     prepare = None if resizing is None else resizing.ask
-    operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
+    operator = OperationRunner(job, replay_log, shards, CLOSE_S, workers, prepare)
     shrinking = Shrinks(lambda: operator.aging_tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
     guards = None if job.guards is None else SlotGuards(job.guards, schema)
     if guards is not None:
         operator.add(guards)
     contact = None if beginning.head is None else HeadContact(beginning.head.sequence, config.node_timeout)
-    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing, guards, contact)
+    rank0 = RankZero(beginning, planner, replay_log, operator, shrinking, shards, resizing, guards, contact)
     if resizing is not None:
         operator.add(resizing)
         rank0.answers["resizing"] = resizing.report

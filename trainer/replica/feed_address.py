@@ -38,7 +38,7 @@ class FeedAddress:
     generation: int
     secret: str
     """Secret of the feed: it allows reading only."""
-    chief: str
+    rank0: str
     """host:port."""
     shards: tuple[str, ...]
     """host:port of each shard, by number."""
@@ -54,13 +54,13 @@ class FeedAddress:
         Raises Refused for something else.
         """
         try:
-            job, timeline, secret, chief = (str(message[name]) for name in ("job", "timeline", "secret", "chief"))
+            job, timeline, secret, rank0 = (str(message[name]) for name in ("job", "timeline", "secret", "chief"))
             shards = tuple(str(each) for each in message["shards"])
             own = None
             if message.get("tls"):
                 own = Credentials(authority=message["authority"], certificate=message["certificate"], key=key)
             embedded = bool(message.get("embedded"))
-            return cls(job, timeline, int(message["generation"]), secret, chief, shards, embedded, own)
+            return cls(job, timeline, int(message["generation"]), secret, rank0, shards, embedded, own)
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the answer does not say where a feed is: {type(error).__name__}: {error}") from error
 

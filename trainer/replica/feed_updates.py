@@ -179,7 +179,7 @@ class _Following:
         self.given = 0
         """Versions up to this one are not returned any more."""
         self._since, self._generation = since, generation
-        addresses = {RANK0: where.chief} | dict(enumerate(where.shards))
+        addresses = {RANK0: where.rank0} | dict(enumerate(where.shards))
         self._streams = {
             number: FeedStream("rank 0", address, where.secret, where.peer(None))
             if number == RANK0

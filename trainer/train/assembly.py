@@ -428,7 +428,7 @@ def _capture(
         "operations": rank0.operator.state(),
         "matmul": kernels.saved(holders.progress.version),
     }
-    return holders.capture(rank0.chronicle.needed_from, facts, dense)
+    return holders.capture(rank0.replay_log.needed_from, facts, dense)
 
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
@@ -449,7 +449,7 @@ def _with_rank0(
     status: Status,
 ) -> Status:
     """Rank 0: the status with the figures of log, operations, commits and recovery."""
-    beginning, chronicle = rank0.beginning, rank0.chronicle
+    beginning, replay_log = rank0.beginning, rank0.replay_log
     return replace(
         status,
         generation=config.generation,
@@ -459,9 +459,9 @@ def _with_rank0(
         commit=committer.status(),
         restored=None if beginning.base is None else beginning.base.name,
         passed_over=dict(beginning.passed_over),
-        forked=chronicle.forked or bool(changed),
-        trouble=chronicle.trouble or rank0.trouble(),
-        missing="; ".join(chronicle.missing),
+        forked=replay_log.forked or bool(changed),
+        trouble=replay_log.trouble or rank0.trouble(),
+        missing="; ".join(replay_log.missing),
         operations=rank0.operator.status(),
         overrides=dict(rank0.operator.overrides),
         workers={"trainers": config.world, "shards": len(config.shards)},

@@ -150,7 +150,7 @@ class PassCloser:
         self._max_day_jump, self._close_s = job.passes.max_day_jump, CLOSE_S
         self._planner = None if rank0 is None else rank0.planner
         self._operator = None if rank0 is None else rank0.operator
-        self._chronicle = None if rank0 is None else rank0.chronicle
+        self._replay_log = None if rank0 is None else rank0.replay_log
         live_from_s = time.time() if bounded else -math.inf
         self.freshness = Freshness(live_from_s)
         """Rank 0: when events were learnt."""
@@ -450,7 +450,7 @@ class PassCloser:
             if reading.day is not None and plan.learn:
                 self._day = max(self._day, self._seen_day)
             times_s = merge_times([each["times_s"] for each in heard])
-            is_new = plan.learn and (self._chronicle is None or self._chronicle.operations(plan.number) is None)
+            is_new = plan.learn and (self._replay_log is None or self._replay_log.operations(plan.number) is None)
             self.freshness.read(plan.number, [each["times"] for each in heard], counts=is_new)
             answer: dict[str, Any] | None = asdict(reading) | {"day": self._day, "times_s": times_s}
         else:

@@ -95,7 +95,7 @@ class RankZeroDuties(Duties):
 
     @property
     def replaying(self) -> bool:
-        return self._rank0.chronicle.replaying
+        return self._rank0.replay_log.replaying
 
     @property
     def resizes(self) -> bool:
@@ -115,10 +115,10 @@ class RankZeroDuties(Duties):
 
     def request_plan(self) -> None:
         progress = self._progress
-        self._rank0.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+        self._rank0.replay_log.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
 
     def poll_plan(self, wait_s: float, *, known: bool) -> Message | None:
-        answer = None if known else self._rank0.chronicle.take(wait_s)
+        answer = None if known else self._rank0.replay_log.take(wait_s)
         if isinstance(answer, StreamEnded):
             return {"end": True}
         return None if answer is None else {"plan": plain(answer)}
@@ -136,14 +136,14 @@ class RankZeroDuties(Duties):
             news = self.poll_plan(IDLE_WAIT_S, known=False)
         if news is not None:
             return news
-        self._progress.idle(self._rank0.chronicle.paused)
+        self._progress.idle(self._rank0.replay_log.paused)
         return {"wait": True}
 
     def _last_action(self) -> Message:
         """The next action at the end: a pass that operations wait for, the last commit and exports, or the end."""
         if not self._stopping and self._rank0.operator.wants_pass(ended=True):
             progress = self._progress
-            carried = self._rank0.chronicle.carry(progress.last_planned + 1, self._world, progress.learning)
+            carried = self._rank0.replay_log.carry(progress.last_planned + 1, self._world, progress.learning)
             if carried is not None:
                 return {"plan": plain(carried)}
         if self.commit_is_due(self._progress.version, ended=True):

@@ -215,7 +215,7 @@ def open_exporting(
         tables=lambda: rank0.operator.tables,
         clicks_unmatched=lambda: progress.clicks.share_unmatched,
         held=lambda: () if guards is None else guards.held,
-        forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
+        forks=lambda: sum(bool(found) for _, found in rank0.replay_log.compared),
         stage=stage,
         trouble=rank0.trouble,
         exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,

@@ -1,4 +1,4 @@
-"""The launcher's connection to the chief (rank 0): polls its status and forwards the request to drain.
+"""The launcher's connection to rank 0: polls its status and forwards the request to drain.
 
 The service has such a connection to each launcher.
 """
@@ -31,8 +31,8 @@ def address_in(path: Path) -> Callable[[], str | None]:
     return lambda: path.read_text() if path.exists() else None
 
 
-class ChiefConnection:
-    """A thread that polls the chief's status."""
+class RankZeroConnection:
+    """A thread that polls rank 0's status."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class ChiefConnection:
         tls: TlsPeer | None = None,
         max_silent_s: float = MAX_SILENT_S,
     ) -> None:
-        """`before` is the status until the chief has an address and answers.
+        """`before` is the status until rank 0 has an address and answers.
 
-        `worker` is its name for people; `tls` is for a chief off loopback. It counts as stalled after `max_silent_s`
+        `worker` is its name for people; `tls` is for a rank 0 off loopback. It counts as stalled after `max_silent_s`
         without an answer.
         """
         self._address, self._secret, self._tls, self._interval_s = address, secret, tls, interval_s
@@ -56,7 +56,7 @@ class ChiefConnection:
         self._heard_s: float | None = None
         self._report: Mapping[str, Any] | None = None
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="chief-line", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="rank0-line", daemon=True)
 
     def start(self) -> None:
         """Start to poll."""
@@ -64,7 +64,7 @@ class ChiefConnection:
 
     @property
     def status(self) -> Status:
-        """The last known status, with a stall where the chief has been silent for too long."""
+        """The last known status, with a stall where rank 0 has been silent for too long."""
         heard_s = self._heard_s
         if heard_s is None or (for_s := time.monotonic() - heard_s) <= self._max_silent_s:
             return self._status
@@ -72,12 +72,12 @@ class ChiefConnection:
         return replace(self._status, stalled=silent)
 
     def drain(self) -> None:
-        """Send the chief the request to drain as soon as it can be reached. Returns at once."""
+        """Send rank 0 the request to drain as soon as it can be reached. Returns at once."""
         self._drain.set()
         self._wake.set()
 
     def report(self, request: Mapping[str, Any]) -> None:
-        """Send the chief a request that it answers with nothing, in place of one that was not sent yet. Returns at
+        """Send rank 0 a request that it answers with nothing, in place of one that was not sent yet. Returns at
         once."""
         self._report = request
         self._wake.set()
@@ -100,7 +100,7 @@ class ChiefConnection:
                 if client is not None:
                     self._poll_once(client)
             except HeadraceError as error:
-                log.debug("chief: %s", error)  # the launcher learns from its process whether it is gone
+                log.debug("rank 0: %s", error)  # the launcher learns from its process whether it is gone
             # A request to drain that did not arrive is repeated soon.
             pressing = client is None or self._drain.is_set() or self._report is not None
             self._wake.wait(min(0.2, self._interval_s) if pressing else self._interval_s)

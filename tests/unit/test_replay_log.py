@@ -38,12 +38,12 @@ class Planned:
         return plan(self.number)
 
 
-def chronicle(joblog, replay=(), planner=None, on_mismatch="fail", journal=None):
+def replay_log(joblog, replay=(), planner=None, on_mismatch="fail", journal=None):
     return ReplayLog(joblog, journal, replay, planner, on_mismatch, 0.0)
 
 
 def test_logged_passes_come_first_and_then_the_planners(joblog):
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12), ReplayedPass(plan(5), 13, None)], Planned())
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, close(4), 12), ReplayedPass(plan(5), 13, None)], Planned())
     assert told.take(0) == plan(4) and told.replaying
     told.close(close(4))
     assert told.take(0) == plan(5) and not told.replaying
@@ -52,12 +52,12 @@ def test_logged_passes_come_first_and_then_the_planners(joblog):
 
 
 def test_without_a_planner_only_logged_passes_come(joblog):
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
     assert told.take(0) == plan(4) and isinstance(told.take(0), StreamEnded)
 
 
 def test_a_replayed_close_is_compared_and_not_logged_again(joblog):
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
     told.take(0)
     told.close(close(4))
     assert told.compared == [(4, [])] and not told.forked
@@ -65,7 +65,7 @@ def test_a_replayed_close_is_compared_and_not_logged_again(joblog):
 
 
 def test_a_replayed_pass_that_differs_is_named_with_its_differences(joblog):
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
     told.take(0)
     with pytest.raises(ReplayDiffers, match=r"pass 4.*events were 10, are 9; digests differ in dense") as error:
         told.close(close(4, dense="other", events=9))
@@ -73,7 +73,7 @@ def test_a_replayed_pass_that_differs_is_named_with_its_differences(joblog):
 
 
 def test_with_warn_a_forked_job_continues(joblog):
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)], on_mismatch="warn")
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, close(4), 12)], on_mismatch="warn")
     told.take(0)
     told.close(close(4, dense="other"))
     assert told.forked and told.compared == [(4, ["digests differ in dense"])]
@@ -90,7 +90,7 @@ def test_a_replay_that_cannot_give_what_exports_hold_forks_the_job_though_its_cl
 
 def test_a_new_close_is_in_the_log_when_it_returns(joblog):
     journal = LogPlanJournal(joblog)
-    told = chronicle(joblog, planner=Planned(), journal=journal)
+    told = replay_log(joblog, planner=Planned(), journal=journal)
     for number in (1, 2):
         journal.plan(plan(number))
     told.close(close(1))
@@ -103,7 +103,7 @@ def test_a_new_close_is_in_the_log_when_it_returns(joblog):
 
 def test_a_replayed_close_has_its_logged_operations_and_a_new_one_none(joblog):
     tick = DayTickOperation(id="a", to=1)
-    told = chronicle(
+    told = replay_log(
         joblog, [ReplayedPass(plan(4), 11, close(4), 12, [tick]), ReplayedPass(plan(5), 13, None)], Planned()
     )
     told.take(0)
@@ -115,7 +115,7 @@ def test_a_replayed_close_has_its_logged_operations_and_a_new_one_none(joblog):
 
 def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
     journal = LogPlanJournal(joblog)
-    told = chronicle(joblog, [ReplayedPass(plan(4), 11, None)], Planned(), journal=journal)
+    told = replay_log(joblog, [ReplayedPass(plan(4), 11, None)], Planned(), journal=journal)
     assert told.carry(5, 2, learn=True) is None, "a logged one comes first"
     told.take(0)
     carried = told.carry(5, 2, learn=True)
@@ -123,7 +123,7 @@ def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
     assert JobHistory.of(read(joblog.folder)).plans[5].content == carried
     told.close(close(4))
     assert told.needed_from == JobHistory.of(read(joblog.folder)).plans[5].number
-    assert chronicle(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
+    assert replay_log(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
 
 
 def test_a_close_waits_for_room_in_the_log_and_a_request_does_not(joblog, monkeypatch):
@@ -150,4 +150,4 @@ def test_a_log_without_room_ends_the_job_after_the_time_limit(joblog, monkeypatc
 
     monkeypatch.setattr(joblog, "append", full)
     with pytest.raises(LogFull):
-        chronicle(joblog).close(close(1))
+        replay_log(joblog).close(close(1))
