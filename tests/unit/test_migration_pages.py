@@ -19,7 +19,7 @@ PROMISED = {
     "horovod": ("backward_passes_per_step", "per-rank seeds", "hvd.rank() == 0", "hvd.allgather", "horovodrun"),
     "tf-distribute": (
         *("MirroredStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"),
-        *("evaluator task", "gather of predictions", "tf.random.set_seed", "logs of rank 0"),
+        *("evaluator task", "gather of predictions", "tf.random.set_seed", "logs of the chief"),
     ),
 }
 """Words of the first column of each page that the issue names."""
