@@ -61,7 +61,7 @@ class ShrinksState:
     rules: Mapping[str, shrink_guard.Rule] = field(default_factory=dict)
     """By table, the rule of its last shrink; before that, the rule when its first row came."""
     heard: Mapping[str, int] = field(default_factory=dict)
-    """The last day of each signal (trainer.train.signals)."""
+    """The last day of each signal (trainer.train.observer)."""
     wanted: Mapping[str, int] = field(default_factory=dict)
     """Tables whose daily shrink is due, each with the version since when."""
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -132,7 +132,7 @@ def open_trainer(
     arm(config.faults)
     config, job = _filled(config)
     with ExitStack() as held:
-        setup = held.enter_context(_set_up(config, job, identity, standby))
+        setup = held.enter_context(_set_up(config, job, identity))
         schema, ranks, shards, progress = setup.schema, setup.ranks, setup.shards, setup.progress
         arithmetic, model = fingerprint(setup.device), build_model(job, schema, config.folder, setup.device, ranks)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
@@ -188,9 +188,7 @@ def open_trainer(
 
 
 @contextmanager
-def _set_up(
-    config: WorkerConfig, job: TrainerJob, identity: Identity | None, standby: Standby | None
-) -> Iterator[Setup]:
+def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) -> Iterator[Setup]:
     """The process itself, and its connections to the other ranks and to the shards."""
     device = pick_device(job.train.device, config.local_rank, config.world)
     set_up_torch(job.train, config.cores, device)
@@ -211,7 +209,6 @@ def _set_up(
             shards=shards,
             progress=progress,
             identity=identity,
-            standby=standby,
         )
 
 

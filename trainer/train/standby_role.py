@@ -30,7 +30,6 @@ class StandbyRole:
         self._trainer = None
 
     def status(self) -> Status:
-        """As the others."""
         if self._trainer is not None:
             return self._trainer.parts.progress.status()
         return replace(self._standby.status(), generation=self._generation)

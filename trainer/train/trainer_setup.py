@@ -10,7 +10,6 @@ from headrace.pserver.consistency.policy import Consistency
 from headrace.pserver.protocol.shards import Shards
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob, WorkerConfig
-from headrace.trainer.rank0.standby import Standby
 from headrace.trainer.status.progress import TrainerProgress
 
 
@@ -29,5 +28,3 @@ class Setup:
     shards: Shards
     progress: TrainerProgress
     identity: Identity | None
-    standby: Standby | None
-    """Where this process has stood by for a resize."""
