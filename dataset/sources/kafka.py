@@ -117,6 +117,8 @@ class KafkaSource(RecordedSource):
     def not_repeated(self) -> Iterable[tuple[str, str]]:
         if self.start == "group":
             yield "start", 'is "group", which moves while the job runs; give a time'
+        if self.start == "latest":
+            yield "start", 'is "latest", which is another place for each run of the sweep; give a time'
         if self.end == "latest":
             yield "end", 'is "latest", which is another place for each run of the sweep; give a time'
 

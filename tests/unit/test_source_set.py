@@ -116,3 +116,16 @@ def test_files_are_one_stream_unless_a_field_parts_them():
     assert [one.stream_of(name) for name in ("a/1.jsonl", "a/2.jsonl", "b/1.jsonl")] == ["a", "a", "b"]
     several = SourceSet({"f": files, "k": kafka})
     assert [several.stream_of(name) for name in ("f:1.jsonl", "f:2.jsonl", "k:t/1")] == ["f:", "f:", "k:t/1"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"start": "latest"}, {"start"}),
+        ({"start": "group", "end": "latest"}, {"start", "end"}),
+        ({"start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z"}, set()),
+        ({"start": "earliest"}, set()),
+    ],
+)
+def test_a_place_that_moves_is_not_read_twice_alike(keys, refused):
+    assert {key for key, _ in kafka(**keys).not_repeated()} == refused
