@@ -25,7 +25,7 @@ from headrace.dataset.spec.schema import Schema
 
 
 class FeaturePlan:
-    """The samples of events by the keys of the slots; see module docstring. Its decoder says which threads
+    """The samples of events by the keys of the slots. Its decoder says which threads
     may call it.
 
     `decoder`: for events of another kind than `pipe` names. Raises SpecError for keys that do not go together.

@@ -190,7 +190,7 @@ class FilesSource(RecordedSource):
 
 
 class FileStream:
-    """A source of the lines of files; see the module docstring."""
+    """A source of the lines of files."""
 
     def __init__(
         self,

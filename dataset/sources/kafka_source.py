@@ -37,7 +37,7 @@ LOOK_AGAIN_S = 0.25
 
 
 class KafkaStream:
-    """A source of Kafka records; see the module docstring."""
+    """A source of Kafka records."""
 
     missing: Sequence[str] = ()
     """See Source: a topic that does not exist is refused."""

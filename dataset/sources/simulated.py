@@ -92,7 +92,7 @@ class SimulatedSource(SourceSection):
 
 
 class SimulatedStream:
-    """A source of synthetic events; see the module docstring."""
+    """A source of synthetic events."""
 
     missing: Sequence[str] = ()
     """See Source."""

@@ -78,7 +78,7 @@ class EventContent:
 
 @dataclass(frozen=True)
 class World:
-    """Traits by hash; see the module docstring. Its repr is part of a partition's identity: keep the names."""
+    """Traits by hash. Its repr is part of a partition's identity: keep the names."""
 
     seed: int
     partitions: int

@@ -30,7 +30,7 @@ Fixed: TypeAlias = str | re.Pattern[str]
 
 @dataclass(frozen=True)
 class PathPart:
-    """One part of a pattern; see the module docstring."""
+    """One part of a pattern."""
 
     text: str
 
@@ -112,7 +112,7 @@ def _split(tokens: Iterable[Fixed | Wildcard], known: Mapping[str, str]) -> tupl
 
 
 def _places(fixed: Sequence[Sequence[Fixed]], text: str) -> list[int] | None:
-    """The index of each fixed text; None if they do not fit. See the module docstring."""
+    """The index of each fixed text; None if they do not fit."""
     first, last = fixed[0], fixed[-1]
     low, high = _length(first), len(text) - _length(last)
     if len(fixed) == 1:

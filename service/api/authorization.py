@@ -88,7 +88,7 @@ def downloads(role: Role, media_type: str, *statuses: HTTPStatus) -> dict[str, A
 
 
 class AuthorizedRoute(APIRoute):
-    """A route behind the guard; see module docstring.
+    """A route behind the guard.
 
     1. Authenticate the caller and check the role; log a refusal. 2. Replay the answer of a repeated request. 3. Call
     the route. 4. Store the answer for repetitions. 5. Log a request that may have changed something, with its status.

@@ -118,7 +118,7 @@ class _Watched:
 
 
 class Streams:
-    """The open streams; see module docstring. On the event loop, except `close`."""
+    """The open streams. On the event loop, except `close`."""
 
     def __init__(self, look: Looker, max_streams: int, max_each: int) -> None:
         self._look, self._max_streams, self._shares = look, max_streams, CallerShares(max_each)

@@ -56,7 +56,7 @@ class StoredAnswer:
 
 
 class IdempotencyStore:
-    """Stored answers by key and caller; see module docstring. Any thread."""
+    """Stored answers by key and caller. Any thread."""
 
     def __init__(self, records: Records) -> None:
         self._records, self._begun = records, utc_now()

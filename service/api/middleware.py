@@ -24,7 +24,7 @@ HSTS = "max-age=31536000"
 
 
 class RequestChecks:
-    """The middleware; see module docstring."""
+    """The middleware."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str], max_body: int) -> None:
         """Answer under `names` and those of this machine; read no body of more than `max_body` bytes."""

@@ -26,7 +26,7 @@ from headrace.trainer.exports.export_settings import EXPORTS
 
 @dataclass(frozen=True, slots=True)
 class ReservedPaths:
-    """Reserved paths, see module docstring. Symbolic links are resolved."""
+    """Reserved paths. Symbolic links are resolved."""
 
     places: tuple[Path, ...] = ()
     exports: tuple[Path, ...] = ()

@@ -108,7 +108,7 @@ class JobSize:
 
 
 def size_job(job: Job, stream: StreamFacts, training: TrainingFacts, demand: Demand) -> JobSize:
-    """The size of `job`. See module docstring."""
+    """The size of `job`."""
     tables = table_needs(job, stream, training, demand, shards=1)
     per_event = stream.samples / stream.events
     events_s = demand.events_a_day / DAY_S * demand.peak

@@ -13,7 +13,7 @@ from headrace.service.ui.page_access import ROOT, BrowserAuth
 
 
 class Download:
-    """Dead letters at /ui/deadletters/{job}/{file}; see module docstring."""
+    """Dead letters at /ui/deadletters/{job}/{file}."""
 
     def __init__(self, api: FastAPI, door: BrowserAuth) -> None:
         self._api, self._door = api, door

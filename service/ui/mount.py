@@ -82,7 +82,7 @@ def _sharer(client: "Client") -> str:
 
 
 class Pages:
-    """NiceGUI's application, loaded at the first request; see module docstring. On the event loop."""
+    """NiceGUI's application, loaded at the first request. On the event loop."""
 
     def __init__(self, api: FastAPI, recorder: Recorder) -> None:
         self._api, self._recorder = api, recorder

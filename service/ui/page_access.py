@@ -81,7 +81,7 @@ class BrowserAuth:
 
 
 class PageGate:
-    """The middleware before NiceGUI's application; see module docstring."""
+    """The middleware before NiceGUI's application."""
 
     def __init__(
         self, pages: ASGIApp, door: BrowserAuth, max_pages: int, max_each: int, open_pages: Callable[[], Sequence[str]]

@@ -125,7 +125,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def measure(cache: Path, num_rows: int, memory: str | None, *, stepping: bool) -> dict[str, Any]:
-    """See the module's docstring; without `stepping`, a sweep with nothing beside it."""
+    """Without `stepping`, a sweep with nothing beside it."""
     with tempfile.TemporaryDirectory(dir=cache) as name:
         live = Path(name) / "live" if memory else None
         with filled.shards_at(live, filled.section(memory=memory)) as shards:

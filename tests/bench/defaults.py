@@ -186,7 +186,6 @@ def table_of(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """See module docstring."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", nargs="*", choices=STREAMS, default=STREAMS)
     arguments.add_argument("--keep", action="store_true", help="figures that are there are not made again")

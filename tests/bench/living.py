@@ -107,7 +107,7 @@ def news(folder: Path) -> Stream:
 
 
 def clicks(folder: Path) -> Stream:
-    """DAYS days of DAY_EVENTS events: see module docstring."""
+    """DAYS days of DAY_EVENTS events."""
     num_events, events = DAYS * DAY_EVENTS, folder / "clicks.jsonl"
     world = {"users": 5_000, "items": 2_500, "item_life": 15_000, "drift": 20.0, "partitions": 1}
     source = SimulatedStream(SimulatedSource(kind="simulated", events=num_events, **world), 1)
@@ -213,7 +213,6 @@ def line(name: str, figures: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """See module docstring."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", nargs="*", choices=("news", "clicks"), default=("news", "clicks"))
     arguments.add_argument("--keep", action="store_true", help="figures that are there are not made again")

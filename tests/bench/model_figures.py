@@ -329,7 +329,6 @@ def tables_of(results: Mapping[str, Sequence[Mapping[str, Any]]], before: str = 
 
 
 def main() -> None:
-    """See module docstring."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", default="", help="cases whose name contains this text")
     arguments.add_argument("--repeat", type=int, default=1)

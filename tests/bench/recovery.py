@@ -164,7 +164,7 @@ def prepared(cache: Path, num_rows: int, num_shards: int, *, grows: bool = True,
 
 
 def measure(cache: Path, num_rows: int, num_shards: int) -> dict[str, Any]:
-    """Kill trainer and shard in turn; see the module's docstring."""
+    """Kill trainer and shard in turn."""
     base = prepared(cache, num_rows, num_shards)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=cache) as name:

@@ -49,7 +49,6 @@ def measure(
     pace_s: float = 0.0,
     power: int = POWER,
 ) -> dict[str, Any]:
-    """See the module's docstring."""
     base = prepared(cache, num_rows, 2, grows=False, power=power)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=cache) as name:

@@ -327,7 +327,7 @@ def fleet(stack: ExitStack, kind: int, tables: Mapping[str, TableSection], live:
 
 
 class World:
-    """See module docstring. A context; `law` hears of every version that closes, and of every export."""
+    """A context; `law` hears of every version that closes, and of every export."""
 
     def __init__(
         self, store: Path, streams: Sequence[str], shards: int, memory: bool, max_increments: int, law: Any

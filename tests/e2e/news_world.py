@@ -42,8 +42,6 @@ class NewsReplica(Replica):
 
 
 class World:
-    """See module docstring."""
-
     def __init__(self, kafka, folder, events):
         self.folder, self.kafka = folder, kafka
         self.producer = Producer(kafka, events, RATE)

@@ -12,7 +12,7 @@ UNSUPPORTED = 35
 
 
 class SaslBroker:
-    """See module docstring; `sent` grows while it listens."""
+    """`sent` grows while it listens."""
 
     def __init__(self) -> None:
         self.sent = b""

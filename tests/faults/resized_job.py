@@ -223,7 +223,6 @@ def sizes_until(done: Callable[[], bool], seed: int, role: str, choices: range, 
 
 
 def main() -> None:
-    """See module docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)

@@ -154,7 +154,6 @@ def _say(answer: Any) -> None:
 
 
 def main() -> None:
-    """See module docstring."""
     logging.basicConfig(level=logging.INFO)
     what = json.loads(sys.stdin.readline())
     try:

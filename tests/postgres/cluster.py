@@ -66,8 +66,6 @@ def _user() -> pwd.struct_passwd | None:
 
 
 class Cluster:
-    """See module docstring."""
-
     def __init__(self) -> None:
         user, folder = _user(), programs()
         assert user is not None and folder is not None, why_not()

@@ -41,7 +41,7 @@ class RollbackDecision(NamedTuple):
 
 @dataclass
 class RollbackState:
-    """One stream; see module docstring. Its fields are keys of a commit's state."""
+    """One stream. Its fields are keys of a commit's state."""
 
     values: list[float] = field(default_factory=list)
     """The metric at closes where it had not fallen, oldest first."""

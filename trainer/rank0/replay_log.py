@@ -59,7 +59,7 @@ class LogPlanJournal:
 
 
 class ReplayLog:
-    """The replay log; see the module docstring. Calls come from one thread, except where stated."""
+    """The replay log. Calls come from one thread, except where stated."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class ShrinksState:
 
 
 class Shrinks:
-    """The decider for shrinks; see the module docstring."""
+    """The decider for shrinks."""
 
     name: ClassVar[str] = "shrinking"
 

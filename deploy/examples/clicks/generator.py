@@ -17,8 +17,6 @@ TOPICS = np.uint64(1 << 16)
 
 
 class Clicks(DataGenerator):
-    """See module docstring."""
-
     def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
         parsed = [json.loads(event) for event in events]
         num_shown = [len(each["shown"]) for each in parsed]

@@ -32,8 +32,6 @@ def step(text: str) -> int:
 
 
 class Clicks(DataGenerator):
-    """See module docstring."""
-
     def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
         lines = [event.decode().rstrip("\r\n").split("\t") for event in events]
         for fields in lines:

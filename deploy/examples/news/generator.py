@@ -31,8 +31,6 @@ ARTICLES = np.uint64(1 << 20)
 
 
 class Impressions(DataGenerator):
-    """See module docstring."""
-
     def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
         impressions = [json.loads(event) for event in events]
         num_shown = np.array([len(each["shown"]) for each in impressions], np.int64)

@@ -19,7 +19,7 @@ RESULTS = HERE / "results.json"
 
 
 class Results:
-    """See module docstring. Not for two processes at once."""
+    """Not for two processes at once."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._runs = path, list[dict[str, Any]]()
