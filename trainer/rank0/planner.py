@@ -60,7 +60,7 @@ LAST_COMMIT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True, tag="ended"):
     """There are no more passes."""
 
 

@@ -11,23 +11,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headrace.codec import plain
 from headrace.trainer.checkpoint.committer import Committer
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.parts import RankZero
-from headrace.trainer.rank0.planner import StreamEnded
 from headrace.trainer.status.time_spent import LoopPart
 from headrace.trainer.train.close import PassCloser
 from headrace.trainer.train.model_feed import ModelFeed
+from headrace.trainer.train.rank_messages import BeginPass, Finish, Message, News, NextPass, Wait
 from headrace.trainer.train.trainer_setup import Setup
 
 IDLE_WAIT_S = 0.2
 """Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
 FINISH_WAIT_S = 0.02
 """Pause between two checks of the last commit."""
-
-Message = dict[str, object]
 
 
 class Duties:
@@ -49,7 +46,7 @@ class Duties:
     def request_plan(self) -> None:
         """Request the pass after the last known one."""
 
-    def poll_plan(self, wait_s: float, *, known: bool) -> Message | None:
+    def poll_plan(self, wait_s: float, *, known: bool) -> News | None:
         """The message about the next pass; None while there is none, or where it is `known` already."""
         return None
 
@@ -117,27 +114,25 @@ class RankZeroDuties(Duties):
         progress = self._progress
         self._rank0.replay_log.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
 
-    def poll_plan(self, wait_s: float, *, known: bool) -> Message | None:
+    def poll_plan(self, wait_s: float, *, known: bool) -> News | None:
         answer = None if known else self._rank0.replay_log.take(wait_s)
-        if isinstance(answer, StreamEnded):
-            return {"end": True}
-        return None if answer is None else {"plan": plain(answer)}
+        return NextPass(answer) if isinstance(answer, PassPlan) else answer
 
     def next_action(self, plan: PassPlan | None, *, ended: bool) -> Message:
         if self._stopping or (ended and plan is None):
             return self._last_action()
         if plan is not None:
-            return {"go": True} if self._policy.meets_in_steps else {"plan": plain(plan)}
+            return BeginPass() if self._policy.meets_in_steps else NextPass(plan)
         self.publish()
         if self.commit_is_due(self._progress.version):
-            return {"wait": True, "commit": True}
+            return Wait(commit=True)
         self.export()
         with self._spent.part(LoopPart.EVENTS):
             news = self.poll_plan(IDLE_WAIT_S, known=False)
         if news is not None:
             return news
         self._progress.idle(self._rank0.replay_log.paused)
-        return {"wait": True}
+        return Wait()
 
     def _last_action(self) -> Message:
         """The next action at the end: a pass that operations wait for, the last commit and exports, or the end."""
@@ -145,14 +140,14 @@ class RankZeroDuties(Duties):
             progress = self._progress
             carried = self._rank0.replay_log.carry(progress.last_planned + 1, self._world, progress.learning)
             if carried is not None:
-                return {"plan": plain(carried)}
+                return NextPass(carried)
         if self.commit_is_due(self._progress.version, ended=True):
-            return {"wait": True, "commit": True}
+            return Wait(commit=True)
         if self._all_finished():
-            return {"over": True}
+            return Finish()
         with self._spent.part(LoopPart.COMMIT):
             time.sleep(FINISH_WAIT_S)
-        return {"wait": True}
+        return Wait()
 
     def _all_finished(self) -> bool:
         """Whether the last version is committed and all exports that must finish have finished."""

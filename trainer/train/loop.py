@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headrace.codec import typed
 from headrace.dataset.loader.batch_loader import Loader
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
@@ -31,15 +30,17 @@ from headrace.trainer.features.training_batches import (
     step_weights,
 )
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import StreamEnded
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.step_clock import WaitsFor
 from headrace.trainer.status.time_spent import LoopPart
 from headrace.trainer.train.close import PassCloser
-from headrace.trainer.train.duties import Duties, Message
+from headrace.trainer.train.duties import Duties
 from headrace.trainer.train.exchanges import Exchanges, Rows, StepInput
 from headrace.trainer.train.infer_first import InferFirst, announced_ahead
 from headrace.trainer.train.learning_rate import LearningRate
 from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.rank_messages import Finish, Message, News, NextPass, Wait, broadcast, received, sent
 from headrace.trainer.train.reading import read_ahead
 from headrace.trainer.train.step import StepFacts, Stepper
 
@@ -123,30 +124,28 @@ class TrainLoop:
             duties.export()
         progress.ended(resizes=self.resizes)
 
-    def _poll_plan(self, wait_s: float) -> Message | None:
+    def _poll_plan(self, wait_s: float) -> News | None:
         return self._duties.poll_plan(wait_s, known=self._next is not None or self._end)
 
-    def _handle_news(self, message: Mapping[str, object]) -> None:
-        """All ranks: handle a message of rank 0. Start to read the next pass, or note that there is none."""
-        if "end" in message:
-            self._end = True
-            return
-        plan = typed(PassPlan, message["plan"], "the plan of rank 0")
-        self._next = plan
-        self._parts.progress.planned(plan)
-        if plan.number != self._reading:
-            parts = self._parts
-            read_ahead(plan, parts.ranks, parts.maker, parts.loader, one_reader=parts.dense.one_reader)
+    def _handle_news(self, message: Message | None) -> None:
+        """All ranks: start to read the next pass, or note that there is none."""
+        match message:
+            case StreamEnded():
+                self._end = True
+            case NextPass(plan) if self._next is None:
+                self._next, parts = plan, self._parts
+                parts.progress.planned(plan)
+                if plan.number != self._reading:
+                    read_ahead(plan, parts.ranks, parts.maker, parts.loader, one_reader=parts.dense.one_reader)
 
     def _read_ahead(self) -> None:
         """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""
         if self._parts.policy.meets_in_steps:
             return
-        news = self._poll_plan(AHEAD_WAIT_S) or {}  # of rank 0; that of the others is not sent
+        news = self._poll_plan(AHEAD_WAIT_S)
         with span(Span.WAIT):
-            told = self._parts.ranks.broadcast(news)
-        if told:
-            self._handle_news(told)
+            message = broadcast(self._parts.ranks, news)
+        self._handle_news(message)
 
     def _wait_for_plan(self) -> PassPlan | None:
         """The next pass to train, or None at the end."""
@@ -156,15 +155,17 @@ class TrainLoop:
             action = self._duties.next_action(self._next, ended=self._end)
             clock.begin(WaitsFor.TRAINERS)
             with span(Span.WAIT):
-                message = ranks.broadcast(action)
+                message = broadcast(ranks, action)
             clock.end()
-            if "over" in message:
-                return None
-            if self._next is None and ("plan" in message or "end" in message):
-                self._handle_news(message)
-            if "commit" in message:
-                self._commit()
-            if self._next is not None and "wait" not in message:
+            match message:
+                case Finish():
+                    return None
+                case Wait(commit):
+                    if commit:
+                        self._commit()
+                    continue
+            self._handle_news(message)
+            if self._next is not None:
                 plan, self._next = self._next, None
                 return plan
 
@@ -224,9 +225,10 @@ class TrainLoop:
         parts.progress.step.begin(WaitsFor.TRAINERS)
         mine = replace(own_figures(batch, tasks, average=parts.average), num_bad=int(not good))
         with span(Span.WAIT):
-            figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
-        if news is not None:
-            self._handle_news(news)
+            news = self._poll_plan(0.0)
+            figures, told = parts.policy.agree(parts.ranks, mine, None if news is None else sent(news))
+        if told is not None:
+            self._handle_news(received(told))
         weight = step_weights(figures, tasks, average=parts.average)
         return StepFacts(weight, figures.num_samples, figures.num_batches, figures.num_bad)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from headrace.codec import plain, typed
 from headrace.dataset.loader.batch_loader import Loader, PassReader
 from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_files import KeptFiles
@@ -22,6 +21,7 @@ from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.spec.class_rules import label_bounds_of
+from headrace.trainer.train.rank_messages import NextPass, broadcast
 
 
 def open_reader(
@@ -92,13 +92,12 @@ def read_first(
 
     Every rank calls it. None: no such pass is logged. `one_reader`: see DenseStrategy.
     """
-    known = {} if beginning is None or not beginning.replay else {"plan": plain(beginning.replay[0].plan)}
-    message = ranks.broadcast(known if ranks.rank == 0 else None)
-    if "plan" not in message:
-        return None
-    plan = typed(PassPlan, message["plan"], "the plan of rank 0")
-    read_ahead(plan, ranks, maker, loader, one_reader=one_reader)
-    return plan.number
+    logged = None if beginning is None or not beginning.replay else NextPass(beginning.replay[0].plan)
+    match broadcast(ranks, logged):
+        case NextPass(plan):
+            read_ahead(plan, ranks, maker, loader, one_reader=one_reader)
+            return plan.number
+    return None
 
 
 def read_ahead(
