@@ -337,7 +337,7 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
     return WorkerSpec(
         role=WorkerRole.TRAINER,
         number=rank,
-        command=(*PYTHON, "headrace.trainer"),
+        command=(*PYTHON, "headrace.trainer.train"),
         config=config,
         folder=job.folder,
         run_folder=run_folder,

@@ -37,7 +37,10 @@ def run_job(spec: dict, folder: Path) -> dict:
     path = folder / "worker.json"
     path.write_text(config.model_dump_json())
     subprocess.run(
-        [sys.executable, "-m", "headrace.trainer", "--config", str(path)], check=True, capture_output=True, cwd=ROOT
+        [sys.executable, "-m", "headrace.trainer.train", "--config", str(path)],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
     )
     return json.loads((folder / "report.json").read_text())
 

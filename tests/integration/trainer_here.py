@@ -75,7 +75,7 @@ def killed(job: Path, store: Path, *settings: str, generation: int, point: Failp
     config = config_of(job, store, *settings, generation=generation, faults=(ArmedFailpoint(point=point, hit=hit),))
     path = store / "config.json"
     path.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "headrace.trainer", "--config", str(path)]
+    command = [sys.executable, "-m", "headrace.trainer.train", "--config", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 

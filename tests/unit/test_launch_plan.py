@@ -126,8 +126,8 @@ def test_workers_do_not_import_from_the_users_folder(plan):
     assert {worker.command[1:3] for worker in (*planned.shards, *planned.trainers)} == {("-P", "-m")}
     assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == [
         "headrace.pserver",
-        "headrace.trainer",
-        "headrace.trainer",
+        "headrace.trainer.train",
+        "headrace.trainer.train",
     ]
 
 

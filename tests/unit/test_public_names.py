@@ -25,7 +25,7 @@ MODULES = {
     "headrace.pserver": (0, "usage"),
     "headrace.service": (0, "usage"),
     "headrace.service.jobs.launcher": (0, "usage"),
-    "headrace.trainer": (0, "usage"),
+    "headrace.trainer.train": (0, "usage"),
     "headrace.trainer.exports": (0, ""),  # it reads requests from stdin, which ends at once here
     "headrace.trainer.predict": (0, "usage"),
     "headrace.trainer.replica": (2, "error: "),  # it takes its configuration as JSON, and refuses anything else

@@ -1,4 +1,4 @@
-"""One trainer process: `python -m headrace.trainer --config FILE`, started by a launcher.
+"""One trainer process: `python -m headrace.trainer.train --config FILE`, started by a launcher.
 
 FILE is a WorkerConfig as JSON. The process leads a process group of its own and ends with its launcher.
 """
