@@ -7,8 +7,9 @@ import pytest
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
-from headrace.service.history.log_text import MAX_NAMED, log_lines, print_log
+from headrace.service.history.log_text import log_lines, print_log
 from headrace.trainer.journal.log import Log, LogDamaged, read
+from headrace.trainer.journal.partitions import MAX_NAMED
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import PassClose, SpecOperation, Void
 from tests.fakes.records import operation

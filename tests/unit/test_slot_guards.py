@@ -18,7 +18,7 @@ from headrace.trainer.config import GatesSection
 from headrace.trainer.exports.gates import GateFacts, check_gates
 from headrace.trainer.guard_config import GuardBounds, GuardsSection
 from headrace.trainer.rank0.operations import ClosingPass
-from headrace.trainer.rank0.slot_bounds import SlotCounts, drift, figures_of, of_state, outside, slots_of, summed
+from headrace.trainer.rank0.slot_bounds import SlotCounts, drift, figures_of, outside, slots_of, summed
 from headrace.trainer.rank0.slot_guards import SlotGuards, SlotOutside
 from tests.fakes.ragged import ragged
 from tests.unit.test_spec import message
@@ -75,7 +75,7 @@ def test_figures_do_not_depend_on_the_number_of_ranks(one, two):
 def test_counts_come_back_from_a_commit(parts):
     blocks = [{"user": each} for each in parts]
     plain = json.loads(json.dumps([{name: counts.plain() for name, counts in block.items()} for block in blocks]))
-    assert [of_state(block) for block in plain] == blocks
+    assert [{name: SlotCounts.of_plain(numbers) for name, numbers in block.items()} for block in plain] == blocks
 
 
 def test_the_figures_of_a_slot():

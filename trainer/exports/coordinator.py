@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, assert_never
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from msgspec import structs
@@ -52,15 +52,12 @@ from headrace.trainer.journal.records import (
     ExportedOperation,
     ExportOperation,
     ForgetOperation,
-    HoldOperation,
     Operation,
-    ResizeOperation,
     RollbackOperation,
-    SetOperation,
     ShrinkOperation,
     encode,
 )
-from headrace.trainer.rank0.operations import ClosingPass, Request
+from headrace.trainer.rank0.operations import ClosingPass, Decider, Request
 from headrace.validation import nearest
 
 STOP_S = 120.0
@@ -111,7 +108,7 @@ class ExportsState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of streams that may be rolled back."""
 
 
-class ExportCoordinator:
+class ExportCoordinator(Decider):
     """Methods run on the loop's thread, unless stated otherwise."""
 
     name: ClassVar[str] = "exporting"
@@ -307,10 +304,6 @@ class ExportCoordinator:
                 self._touch()
             case ForgetOperation() | ShrinkOperation():
                 self._touch()
-            case SetOperation() | ResizeOperation() | HoldOperation():
-                pass
-            case _:
-                assert_never(operation)
 
     def _touch(self) -> None:
         for stream in self._streams.values():

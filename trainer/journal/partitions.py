@@ -16,6 +16,9 @@ from headrace.dataset.spec.path_pattern import natural_key
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Partition, check_identity, is_same
 
+MAX_NAMED = 12
+"""Most partitions or keys named on a line of the log page; the line counts the others."""
+
 Word = tuple[tuple[int, int, str], ...]
 StreamPlace = tuple[tuple[Word, ...], Word]
 """The order of partitions in a stream: by period, then by name; runs of digits count as numbers."""
@@ -48,6 +51,16 @@ class KnownPartition(msgspec.Struct, frozen=True, omit_defaults=True):
     def place(self) -> StreamPlace:
         """Its place in its stream."""
         return place(self.period or (), self.name)
+
+    def __str__(self) -> str:
+        end = "" if self.end is None else f" to {self.end}"
+        return f"{self.number} is {self.name} from {self.start}{end}"
+
+
+def enumerated(parts: Sequence[str]) -> str:
+    """The first parts of a line of the log page, and the number of the others."""
+    more = [f"and {len(parts) - MAX_NAMED:,} more"] if len(parts) > MAX_NAMED else []
+    return ", ".join([*parts[:MAX_NAMED], *more]) or "nothing"
 
 
 class SkippedRange(NamedTuple):

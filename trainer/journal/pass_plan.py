@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.codec import written
 from headrace.dataset.stream.source import Partition, Segment
-from headrace.trainer.journal.partitions import SkippedRange, open_ranges, place
+from headrace.trainer.journal.partitions import SkippedRange, enumerated, open_ranges, place
 from headrace.trainer.journal.pass_parts import divide, part_sizes
 
 
@@ -42,6 +42,18 @@ class PassPlan(msgspec.Struct, frozen=True, omit_defaults=True):
             for segment in rank:
                 ends[segment.partition] = max(segment.end, ends.get(segment.partition, 0))
         return ends
+
+    def __str__(self) -> str:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for segment in (segment for rank in self.segments for segment in rank):
+            found = ranges.setdefault(segment.partition, [])
+            if found and found[-1][1] == segment.begin:
+                found[-1] = (found[-1][0], segment.end)
+            else:
+                found.append((segment.begin, segment.end))
+        where = [f"{name} {begin}-{end}" for name, parts in ranges.items() for begin, end in parts]
+        only = ("" if self.learn else ", only predicted") + (f", epoch {self.epoch}" if self.epoch > 1 else "")
+        return f"pass {self.number}: {self.num_positions:,} events{only}: {enumerated(where)}"
 
 
 @dataclass(frozen=True, slots=True)

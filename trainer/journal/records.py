@@ -1,11 +1,12 @@
 """The content of the job's log: one class for each kind of record and of operation.
 
 The fields of a class, in their order, are the keys on disk (headrace.codec). A field with a default may be absent in
-logs of older programs. `Content` is closed: code that acts on records matches on these classes and ends with
-`assert_never`. The bytes around the JSON are trainer.journal.log_file's. The meaning of all records together is
-trainer.journal.job_history's. Imports no torch.
+logs of older programs. The text (`str`) of a record is its line in the log page; that of a Claim or a SpecOperation
+depends on the records before (service.history.log_text). The bytes around the JSON are trainer.journal.log_file's. The
+meaning of all records together is trainer.journal.job_history's. Imports no torch.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -16,10 +17,12 @@ import msgspec
 from headrace.codec import plain, typed, written
 from headrace.errors import HeadraceError
 from headrace.relative_names import relative_name
-from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
+from headrace.trainer.journal.partitions import KnownPartition, SkippedRange, enumerated
 from headrace.trainer.journal.pass_plan import PassPlan
 
 NO_REASON = "no reason given"
+DIGEST_DIGITS = 8
+"""Digits of a digest in the log page."""
 
 
 class RecordKind(StrEnum):
@@ -60,6 +63,9 @@ class Void:
     number: int
     reason: str = NO_REASON
 
+    def __str__(self) -> str:
+        return f"pass {self.number} is void: {self.reason}"
+
 
 class PassClose(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pass is over."""
@@ -82,6 +88,16 @@ class PassClose(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Events outside `since` and `until` of their source or without a value, by reason; they are not among `events`.
     None: there are none."""
 
+    def __str__(self) -> str:
+        rejected = {name: number for name, number in self.rejected.items() if number}
+        reasons = f" ({', '.join(f'{name} {number:,}' for name, number in rejected.items())})" if rejected else ""
+        digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in self.digests.items())
+        outside = "".join(f", {number:,} left out ({reason})" for reason, number in (self.left_out or {}).items())
+        return (
+            f"pass {self.number}: {self.events:,} events, {self.samples:,} samples, {sum(rejected.values()):,} "
+            f"rejected{reasons}{outside}, day {self.day}; {digests}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecOperation:
@@ -101,6 +117,11 @@ class RestoreOperation:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Damaged commits, each with its damage."""
 
+    def __str__(self) -> str:
+        over = [f"{name} is not used: {why}" for name, why in self.passed_over.items()]
+        begins = f"begins at {self.commit or 'the initial state'}"
+        return f"restore: {'; '.join([begins, *over])}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsOperation:
@@ -108,6 +129,9 @@ class PartitionsOperation:
 
     op: ClassVar[str] = "partitions"
     partitions: Sequence[KnownPartition]
+
+    def __str__(self) -> str:
+        return f"partitions: {enumerated([str(each) for each in self.partitions])}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +147,10 @@ class GapOperation:
     def skip(self) -> SkippedRange:
         """The lost range."""
         return SkippedRange(self.partition, self.position, self.go_on)
+
+    def __str__(self) -> str:
+        lost = f"{self.go_on - self.position:,} positions from {self.position} on"
+        return f"gap: {self.partition}: {lost} are no longer retained; continues at {self.go_on}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +168,9 @@ class SkipOperation:
         """The range."""
         return SkippedRange(self.partition, self.begin, self.end)
 
+    def __str__(self) -> str:
+        return f"skip: {self.partition} {self.begin}-{self.end}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulOperation:
@@ -153,6 +184,10 @@ class MatmulOperation:
     fingerprint: Mapping[str, str]
     """The environment in which they were chosen."""
 
+    def __str__(self) -> str:
+        sizes = [f"{size} {'/'.join(products.values())}" for size, products in self.kernels.items()]
+        return f"matmul: {self.setting}: {enumerated(sizes or ['mkl for all products'])}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOperation:
@@ -162,6 +197,9 @@ class SetOperation:
     id: str
     keys: Mapping[str, Any]
     """By the path of the key."""
+
+    def __str__(self) -> str:
+        return f"{self.op}: {enumerated([f'{key} = {json.dumps(value)}' for key, value in self.keys.items()])}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +211,9 @@ class ResizeOperation:
     keys: Mapping[str, int]
     """By the path of the key: cluster.shards (0: the shard lives in the trainer) and cluster.trainers."""
 
+    def __str__(self) -> str:
+        return f"{self.op}: {enumerated([f'{key} = {json.dumps(value)}' for key, value in self.keys.items()])}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayTickOperation:
@@ -181,6 +222,9 @@ class DayTickOperation:
     op: ClassVar[str] = "day_tick"
     id: str
     to: int
+
+    def __str__(self) -> str:
+        return f"day tick: day {self.to} begins"
 
 
 class ShrinkOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -202,6 +246,11 @@ class ShrinkOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         """True if the table's own rule decides."""
         return self.delete_below is None and self.delete_after_days is None
 
+    def __str__(self) -> str:
+        limits = {"delete_below": self.delete_below, "delete_after_days": self.delete_after_days}
+        given = [f"{name} {limit}" for name, limit in limits.items() if limit is not None]
+        return f"shrink: table {self.table}, {' and '.join(given) or 'by its own rule'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldOperation:
@@ -216,6 +265,9 @@ class HoldOperation:
     fraction: float
     why: str
 
+    def __str__(self) -> str:
+        return f"hold: a shrink of table {self.table} waits, {self.going:,} of {self.rows:,} rows: {self.why}"
+
 
 class ForgetOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One row is deleted, with the histories and counters of its key; and other rows in which its value takes part."""
@@ -228,6 +280,11 @@ class ForgetOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     key: int
     also: Sequence[Mapping[str, Any]] | None = None
     """{"table", "group", "keys"} of other rows to delete; old logs leave it out."""
+
+    def __str__(self) -> str:
+        others = sum(len(each["keys"]) for each in self.also or ())
+        more = f", and {others:,} other rows" if others else ""
+        return f"forget: slot {self.slot}, key {self.key}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +332,10 @@ class ExportOperation:
     def __post_init__(self) -> None:
         _check_names(self.stream, self.name, self.timeline)
 
+    def __str__(self) -> str:
+        parent = "" if self.parent is None else f" on {self.parent.name}"
+        return f"export: {self.name} of {self.stream}{parent}: {self.why}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedOperation:
@@ -300,6 +361,10 @@ class ExportedOperation:
     def __post_init__(self) -> None:
         _check_names(self.stream, self.name, self.timeline)
 
+    def __str__(self) -> str:
+        error = f": {self.error}" if self.error else ""
+        return f"exported: {self.name} of {self.stream} {self.outcome}{error}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOperation:
@@ -320,6 +385,10 @@ class RollbackOperation:
 
     def __post_init__(self) -> None:
         _check_names(self.stream, self.timeline, *self.paths)
+
+    def __str__(self) -> str:
+        what = f"current.json goes back to {self.paths[0]}" if self.paths else "exports are promoted again"
+        return f"rollback: {self.stream}: {what}: {self.why}"
 
 
 InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation

@@ -10,7 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
@@ -40,12 +40,10 @@ from headrace.trainer.journal.records import (
     ExportedOperation,
     ExportOperation,
     ForgetOperation,
-    HoldOperation,
     Operation,
     PassClose,
     RequestedOperation,
     ResizeOperation,
-    RollbackOperation,
     SetOperation,
     ShrinkOperation,
     encode,
@@ -112,8 +110,10 @@ class ClosingPass:
     """Counters of the slots in this pass, over all ranks."""
 
 
-class Decider(Protocol):
+class Decider:
     """Logs operations by itself, and follows all others. It runs on rank 0; its state is part of commits.
+
+    This one does nothing: a subclass has the methods that it needs.
 
     The order at a close: `saw`; `due`, unless this is a replay; the close is logged; tables act; `acted` for each
     operation of the close, in log order. These calls come one at a time, while no pass is open.
@@ -127,22 +127,20 @@ class Decider(Protocol):
 
         From any thread, at any time. Raises SpecError for a request that cannot be granted, NotYet for one to repeat.
         """
-        ...
+        return None
 
     def saw(self, close: ClosingPass) -> None:
         """A pass closes, perhaps again in a replay."""
-        ...
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> Sequence[ActingOperation]:
         """The operations to log now, which act at this close. `ordered`: the logged ones that act here, in order.
 
         After a crash before the close was logged, `ordered` has the operations from before. Never called in a replay.
         """
-        ...
+        return ()
 
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         """An operation of the close of `version` has acted on tables and trainers."""
-        ...
 
     def wants_pass(self, ended: bool) -> bool:
         """True if a job without new events should make an empty pass, so that `due` is called.
@@ -150,19 +148,18 @@ class Decider(Protocol):
         `ended`: the stream has ended, and the job ends unless this is true; called again after each such pass.
         Otherwise it is called from the planner's thread, now and then.
         """
-        ...
+        return False
 
     def state(self) -> dict[str, Any]:
         """The state for a commit, as JSON-able data; between passes."""
-        ...
+        return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a commit; before any replay."""
-        ...
 
     def status(self) -> object:
         """For people: the field of OperationsStatus with its name, None without such a field; from any thread."""
-        ...
+        return None
 
 
 class RankUpdate(NamedTuple):
@@ -488,10 +485,8 @@ class OperationRunner:
                 return [*own, *(ForgetRow(table=name, group=group, key=key) for name, group, key in rows)]
             case ExportOperation():
                 return [cut_of(operation)] if operation.clears else []
-            case HoldOperation() | ExportedOperation() | RollbackOperation():
-                return []
             case _:
-                assert_never(operation)
+                return []
 
     def _set(self, overrides: Overrides) -> list[TableOperation]:
         before, self._overrides = self.tables_on_shards, present_names(overrides)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from headrace.errors import HeadraceError, NotYet
 from headrace.trainer.job_status import ResizeStatus
 from headrace.trainer.journal.records import ActingOperation, ResizeOperation
-from headrace.trainer.rank0.operations import ClosingPass, Request
+from headrace.trainer.rank0.operations import ClosingPass, Decider, Request
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 SMALL_S = 0.2
@@ -99,8 +99,8 @@ class PreparedResize:
     moved: Moved = Moved()
 
 
-class ResizePreparation:
-    """A Decider; `ask`, `report`, `progress` from any thread, the rest from the loop's."""
+class ResizePreparation(Decider):
+    """Nothing of it outlives the generation. `ask`, `report`, `progress` from any thread, the rest from the loop's."""
 
     name: ClassVar[str] = "resizing"
 
@@ -186,13 +186,6 @@ class ResizePreparation:
 
     # -- Decider
 
-    def asked(self, _request: Request) -> ActingOperation | None:
-        """Requests come by `ask`."""
-        return None
-
-    def saw(self, close: ClosingPass) -> None:
-        pass
-
     def due(self, close: ClosingPass, _ordered: Sequence[ActingOperation]) -> Sequence[ActingOperation]:
         with self._lock:
             pending = self._pending
@@ -201,25 +194,12 @@ class ResizePreparation:
             self._logged = True
             return [ResizeOperation(id=pending.id, keys=dict(pending.keys))]
 
-    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        pass
-
     def wants_pass(self, ended: bool) -> bool:
         """Without events, an empty pass carries the resize."""
         pending, committer = self._pending, self._committer
         if ended or pending is None or committer is None:
             return False
         return self._next(pending, committer.version) is NextStep.LOG
-
-    def state(self) -> dict[str, Any]:
-        """Nothing of it outlives the generation."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        pass
-
-    def status(self) -> None:
-        """`progress` has it."""
 
     def progress(self) -> ResizeStatus | None:
         """The resize that is being prepared, for people and for the launcher; None without one. Any thread."""

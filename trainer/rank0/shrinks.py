@@ -7,7 +7,7 @@ trainer.rank0.shrink_guard decides which daily shrinks wait; such a wait is logg
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, assert_never
+from typing import Any, ClassVar
 
 from msgspec import structs
 
@@ -23,17 +23,12 @@ from headrace.trainer.job_status import HeldShrink, ShrinkingStatus
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
-    ExportedOperation,
-    ExportOperation,
-    ForgetOperation,
     HoldOperation,
-    ResizeOperation,
-    RollbackOperation,
     SetOperation,
     ShrinkOperation,
 )
 from headrace.trainer.rank0 import shrink_guard
-from headrace.trainer.rank0.operations import FROZEN, ClosingPass, Request
+from headrace.trainer.rank0.operations import FROZEN, ClosingPass, Decider, Request
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, DayAdvance, has_rule, rule_of, signal
 from headrace.validation import nearest
 
@@ -68,7 +63,7 @@ class ShrinksState:
     """Tables whose shrink waits for an operator."""
 
 
-class Shrinks:
+class Shrinks(Decider):
     """The decider for shrinks."""
 
     name: ClassVar[str] = "shrinking"
@@ -110,13 +105,6 @@ class Shrinks:
             case ShrinkOperation() if operation.by_own_rule:
                 self._settle(operation.table)
                 self._trust(operation)
-            case (
-                ShrinkOperation() | SetOperation() | ResizeOperation() | ForgetOperation() | ExportOperation()
-                | ExportedOperation() | RollbackOperation()
-            ):  # fmt: skip
-                pass
-            case _:
-                assert_never(operation)
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ActingOperation]:
         if not self._learn:

@@ -7,7 +7,6 @@ trainer.rank0.slot_guards keeps the reference.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum, distinct_of
 from headrace.trainer.guard_config import GuardBounds
@@ -135,13 +134,3 @@ def summed(parts: Iterable[Mapping[str, SlotCounts]]) -> dict[str, SlotCounts]:
         for name, counts in part.items():
             total[name] = total[name] + counts if name in total else counts
     return total
-
-
-def as_state(part: Mapping[str, SlotCounts]) -> dict[str, Any]:
-    """As JSON-able data."""
-    return {name: counts.plain() for name, counts in part.items()}
-
-
-def of_state(part: Mapping[str, Any]) -> dict[str, SlotCounts]:
-    """The inverse of `as_state`."""
-    return {name: SlotCounts.of_plain(numbers) for name, numbers in part.items()}

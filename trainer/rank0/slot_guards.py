@@ -6,17 +6,18 @@ counts of the reference: some forty numbers for each slot and block of passes. t
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from headrace.codec import typed
+from headrace.codec import plain, typed
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
 from headrace.pserver.protocol.shards import TableStats
 from headrace.trainer.guard_config import GuardAction, GuardsSection
 from headrace.trainer.job_status import GuardsStatus, SlotOutsideBounds
 from headrace.trainer.journal.records import ActingOperation
-from headrace.trainer.rank0.operations import ClosingPass, Request
-from headrace.trainer.rank0.slot_bounds import SlotCounts, as_state, figures_of, of_state, outside, slots_of, summed
+from headrace.trainer.rank0.operations import ClosingPass, Decider
+from headrace.trainer.rank0.slot_bounds import SlotCounts, figures_of, outside, slots_of, summed
 
 MAX_BLOCKS = 8
 """Blocks of passes in the reference; when one is full, the oldest may leave. So the reference has up to an eighth more
@@ -35,8 +36,20 @@ class SlotOutside(BadInput):
         )
 
 
-class SlotGuards:
-    """Holds a job whose slots leave their bounds: a Decider."""
+@dataclass(frozen=True, slots=True)
+class GuardsState:
+    """The state of the guards, as a commit holds it."""
+
+    blocks: Sequence[Mapping[str, Sequence[int]]] = ()
+    """Oldest first, by slot: the numbers of SlotCounts."""
+    filled: int = 0
+    """Passes in the last block."""
+    figures: Mapping[str, Mapping[str, int | float | None]] = field(default_factory=dict)
+    outside: Mapping[str, SlotOutsideBounds] = field(default_factory=dict)
+
+
+class SlotGuards(Decider):
+    """Holds a job whose slots leave their bounds."""
 
     name: ClassVar[str] = "guards"
 
@@ -48,8 +61,8 @@ class SlotGuards:
         self._filled = 0
         """Passes in the last block."""
         self._figures: Mapping[str, Mapping[str, float | None]] = {}
-        self._outside: Mapping[str, Mapping[str, Any]] = {}
-        """By slot: "why", "action" and the version "since" when. Replaced, never changed."""
+        self._outside: Mapping[str, SlotOutsideBounds] = {}
+        """By slot. Replaced, never changed."""
 
     @property
     def _block_passes(self) -> int:
@@ -58,13 +71,10 @@ class SlotGuards:
     @property
     def held(self) -> tuple[str, ...]:
         """The slots because of which no export is promoted, in words."""
-        holding = ((name, each) for name, each in self._outside.items() if each["action"] != GuardAction.ALARM)
-        return tuple(f"slot {name}: {each['why']}" for name, each in holding)
+        holding = ((name, each) for name, each in self._outside.items() if each.action != GuardAction.ALARM)
+        return tuple(f"slot {name}: {each.why}" for name, each in holding)
 
     # -- see Decider
-
-    def asked(self, request: Request) -> None:
-        """Clients ask for nothing here."""
 
     def saw(self, close: ClosingPass) -> None:
         if close.num_samples < self._section.min_samples or close.slots is None:
@@ -74,48 +84,41 @@ class SlotGuards:
             figures[name] = figures_of(slot, self._new_rows(name, close.stats), reference.get(name))
             bounds = self._section.bounds_of(name)
             if why := "; ".join(outside(bounds, figures[name])):
-                since = self._outside.get(name, {}).get("since", close.version)
-                found[name] = {"why": why, "action": (bounds.action or GuardAction.ALARM).value, "since": since}
+                since = self._outside[name].since if name in self._outside else close.version
+                action = (bounds.action or GuardAction.ALARM).value
+                found[name] = SlotOutsideBounds(why=why, action=action, since=since)
         for name in sorted(found.keys() - self._outside.keys()):
-            log.warning("slot %s: %s, in pass %d", name, found[name]["why"], close.version)
+            log.warning("slot %s: %s, in pass %d", name, found[name].why, close.version)
         self._figures, self._outside = figures, found
         self._remember({name: slot.counts for name, slot in slots.items()})
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> tuple[()]:
         """Raises SlotOutside, never in a replay."""
-        stops = [f"slot {name}: {each['why']}" for name, each in self._outside.items() if each["action"] == "stop"]
+        stops = [f"slot {name}: {each.why}" for name, each in self._outside.items() if each.action == "stop"]
         if stops and close.num_samples >= self._section.min_samples:
             raise SlotOutside(close.version, ", ".join(stops))
         return ()
 
-    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
-        pass
-
-    def wants_pass(self, ended: bool) -> bool:
-        return False
-
     def state(self) -> dict[str, Any]:
-        return {
-            "blocks": [as_state(block) for block in self._blocks],
-            "filled": self._filled,
-            "figures": {name: dict(each) for name, each in self._figures.items()},
-            "outside": {name: dict(each) for name, each in self._outside.items()},
-        }
+        blocks = [{name: counts.plain() for name, counts in block.items()} for block in self._blocks]
+        state: dict[str, Any] = plain(GuardsState(blocks, self._filled, self._figures, self._outside))
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """A slot that the job no longer has is left out."""
+        found, slots = typed(GuardsState, state, "its state of guards"), self._slots
         self._blocks = [
-            {name: counts for name, counts in of_state(block).items() if name in self._slots}
-            for block in state.get("blocks", ())
+            {name: SlotCounts.of_plain(numbers) for name, numbers in block.items() if name in slots}
+            for block in found.blocks
         ]
-        self._filled = state.get("filled", 0)
-        self._figures = {name: each for name, each in state.get("figures", {}).items() if name in self._slots}
-        self._outside = {name: each for name, each in state.get("outside", {}).items() if name in self._slots}
+        self._filled = found.filled
+        self._figures = {name: each for name, each in found.figures.items() if name in slots}
+        self._outside = {name: each for name, each in found.outside.items() if name in slots}
 
     def status(self) -> GuardsStatus:
         """Figures by slot, and the slots outside their bounds."""
-        outside = {name: typed(SlotOutsideBounds, each, "a slot") for name, each in self._outside.items()}
-        return GuardsStatus(slots={name: dict(each) for name, each in self._figures.items()}, outside=outside)
+        figures = {name: dict(each) for name, each in self._figures.items()}
+        return GuardsStatus(slots=figures, outside=dict(self._outside))
 
     def _remember(self, counts: dict[str, SlotCounts]) -> None:
         """Add a pass to the reference; blocks leave once the others have `window` passes."""
