@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from headrace.trainer.checkpoint.commits import FORMAT, Commit, hash_of, name_of, read_commit, write_manifest
+from tests.fakes.manifests import manifest_of
 
 
 class LocalCommit(Commit):
@@ -19,24 +20,7 @@ def make_commit(store: Path, version, files, *, job="job", timeline="t1", genera
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    stored = {path: hash_of(folder / path) for path in files}
-    manifest = {
-        "format": FORMAT,
-        "job": job,
-        "timeline": timeline,
-        "version": version,
-        "name": name,
-        "parent": None,
-        "generation": generation,
-        "world": 1,
-        "made_at": "2026-01-01T00:00:00+00:00",
-        "fingerprint": {},
-        "positions": {},
-        "record": version,
-        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
-        "shards": [],
-        "state": {},
-    }
+    manifest = manifest_of(name, format=FORMAT, job=job, files={path: hash_of(folder / path) for path in files})
     write_manifest(folder, manifest)
     return LocalCommit(folder, read_commit(folder).manifest)
 

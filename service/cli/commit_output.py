@@ -13,7 +13,7 @@ from headrace.service.history import commit_list
 from headrace.service.history.commit_lookup import continue_from, find_commit, lineage
 from headrace.service.history.verification import CommitCheck, check_commit
 from headrace.service.monitor.lines import count
-from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, manifest_fields
 
 WIDE = 240
 """Columns of a table that is not printed to a terminal."""
@@ -50,7 +50,7 @@ def _table(entries: list[dict[str, Any]]) -> Table:
 def show_commit(store: Path, name: str, *, as_json: bool) -> None:
     """Print the facts in a commit's manifest; as JSON, the whole manifest."""
     if as_json:
-        print(json.dumps(find_commit(store, name).manifest, indent=2))
+        print(json.dumps(manifest_fields(find_commit(store, name)), indent=2))
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)

@@ -46,7 +46,7 @@ def _entry(commits: Commits, name: str, held_by: list[str]) -> dict[str, Any]:
     except CommitDamaged as error:
         return entry | {"damaged": str(error)}
     facts = {"rows": commit.num_rows, "bytes": commit.num_bytes, "own_bytes": _own_bytes(commit)}
-    return entry | facts | {"made_at": commit.manifest["made_at"]}
+    return entry | facts | {"made_at": commit.manifest.made_at}
 
 
 def _own_bytes(commit: Commit) -> int:
@@ -62,13 +62,13 @@ def details_of(store: Path, text: str) -> dict[str, Any]:
     return {
         **_entry(Commits(store), commit.name, holders.get(commit.name, [])),
         "next": commit.name == continue_from(Commits(store).names(), lineage(store)),
-        "job": str(manifest["job"]),
-        "parent": manifest["parent"],
-        "trainers": int(manifest["world"]),
+        "job": manifest.job,
+        "parent": manifest.parent,
+        "trainers": manifest.world,
         "log_from": commit.log_from,
         "progress": {key: progress[key] for key, _ in PROGRESS if key in progress},
         "rejected": {reason: n for reason, n in progress.get("rejected", {}).items() if n},
-        "positions": dict(manifest["positions"]),
+        "positions": dict(manifest.positions),
         "skips": [
             {"partition": name, "begin": begin, "end": end} for name, begin, end in commit.state.get("skips", ())
         ],
@@ -81,7 +81,7 @@ def details_of(store: Path, text: str) -> dict[str, Any]:
             for part in commit.shards
         ],
         "files": len(commit.files),
-        "made_with": {key: str(value) for key, value in manifest["fingerprint"].items()},
+        "made_with": dict(manifest.fingerprint),
     }
 
 

@@ -15,7 +15,14 @@ from headrace.errors import SpecError
 from headrace.service.cluster.store import claimed
 from headrace.service.history.commit_lookup import lease
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, sync_tree, write_manifest
+from headrace.trainer.checkpoint.commits import (
+    Commit,
+    CommitDamaged,
+    Commits,
+    manifest_fields,
+    sync_tree,
+    write_manifest,
+)
 
 LEASE = "predict0"
 """The holder of the commit meanwhile; names are those of service.history.commit_lookup."""
@@ -57,9 +64,9 @@ def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
 
 
 def _manifest(commit: Commit, twin: LoadedJob) -> Mapping[str, Any]:
-    forked = {"job": commit.job, "commit": commit.name}
+    forked = {"job": commit.manifest.job, "commit": commit.name}
     state = {**commit.state, "spec": twin.full, "forked": forked}
-    return {**commit.manifest, "job": twin.spec.name, "parent": None, "state": state}
+    return {**manifest_fields(commit), "job": twin.spec.name, "parent": None, "state": state}
 
 
 def _shared(path: Path, target: Path) -> None:

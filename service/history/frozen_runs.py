@@ -81,7 +81,7 @@ def _parts_of(
         outcome = run.run()
     if outcome.code != ExitCode.DRAINED:
         raise FrozenRunFailed(f"version {commit.version} cannot be run again: {outcome.reason}")
-    parts = aged_parts(commit.version, time_s, commit.manifest["positions"], history, read_history(folder / "log"))
+    parts = aged_parts(commit.version, time_s, commit.manifest.positions, history, read_history(folder / "log"))
     return [part for part in parts if part.age_s <= horizon_s]
 
 

@@ -185,10 +185,10 @@ def commit_facts(commit: Commit) -> dict[str, Any]:
     ]
     return {
         "name": commit.name,
-        "job": commit.job,
+        "job": commit.manifest.job,
         "timeline": commit.timeline,
         "version": commit.version,
-        "made_at": commit.made_at,
+        "made_at": commit.manifest.made_at,
         "imported": commit.state.get("imported"),
         "tables": {table: _table_of(commit, table, names.slot_names(table)) for table in names.tables},
         "parts": parts,

@@ -63,7 +63,7 @@ def version_of(
         found = commits.read(name)
         check_fits(found, job)
         check_dense(found)
-        facts = {"commit": name, "job": found.job, "timeline": found.timeline, "version": found.version}
+        facts = {"commit": name, "job": found.manifest.job, "timeline": found.timeline, "version": found.version}
         yield PredictionVersion(found.folder, facts)
 
 

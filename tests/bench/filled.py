@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
 from headrace.pserver.config import Adagrad, TableSection
@@ -22,6 +21,7 @@ from headrace.pserver.server.commands import RestoreCommit, SettleSnapshot, Take
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.tables.table import ShardTable
 from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
+from tests.fakes.manifests import manifest_of
 
 TABLE, JOB, TIMELINE, SEED = "default", "bench", "t1", 1
 STEP_KEYS = 200_000
@@ -91,15 +91,7 @@ def commit(shards: EmbeddedShards, store: Path, version: int, changes_since: int
     save_file({"model.w": np.zeros((64, 64), np.float32)}, folder / "dense.safetensors")
     files = {path: file for part in parts for path, file in part.files.items()}
     files["dense.safetensors"] = hash_of(folder / "dense.safetensors")
-    write_manifest(
-        folder,
-        {
-            "format": 1, "job": JOB, "timeline": TIMELINE, "version": version, "name": folder.name, "parent": None,
-            "generation": 1, "world": 1, "made_at": "2026-01-01T00:00:00+00:00", "fingerprint": {}, "positions": {},
-            "log_from": version, "shards": plain(parts), "state": {},
-            "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in files.items()},
-        },
-    )  # fmt: skip
+    write_manifest(folder, manifest_of(folder.name, job=JOB, log_from=version, files=files, shards=parts))
     shards.call(SettleSnapshot(True), soon())
     return read_commit(folder)
 

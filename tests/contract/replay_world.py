@@ -6,7 +6,6 @@ again.
 Whether exports are right is tests.contract.replay_law's question.
 """
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -19,7 +18,6 @@ import numpy as np
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from headrace.codec import plain
 from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, Unwritable
@@ -61,6 +59,7 @@ from headrace.trainer.journal.records import (
 )
 from headrace.trainer.rank0.operations import ClosingPass, cut_of
 from tests.contract import shards_world as w
+from tests.fakes.manifests import manifest_of
 
 GROUPS = {"a": 0, "b": 1, "c": 2, "d": 3}
 SLOTS = {"plain": ("a", "b"), "choosy": ("c", "d")}
@@ -301,13 +300,8 @@ class Committer:
         save_file({"model.w": np.full(2, flying["version"], np.float32)}, folder / "dense.safetensors")
         files = {path: stored for part in parts for path, stored in part.files.items()}
         files["dense.safetensors"] = hash_of(folder / "dense.safetensors")
-        manifest = {
-            "format": 1, "job": "small", "timeline": "t1", "version": flying["version"], "name": folder.name,
-            "parent": None, "generation": self._world.generation, "world": 1, "made_at": "", "fingerprint": {},
-            "positions": {}, "log_from": 0, "shards": plain(parts), "state": flying["state"],
-            "files": {path: {"sha256": each.sha256, "bytes": each.num_bytes} for path, each in files.items()},
-        }  # fmt: skip
-        write_manifest(folder, json.loads(json.dumps(manifest)))
+        facts = {"generation": self._world.generation, "log_from": 0, "state": flying["state"]}
+        write_manifest(folder, manifest_of(folder.name, job="small", files=files, shards=parts, **facts))
 
 
 def _broken(*_: Any) -> Any:

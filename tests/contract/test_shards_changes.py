@@ -26,6 +26,7 @@ from headrace.service.history.verification import damage_of
 from headrace.trainer.checkpoint.commits import Commit
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS
+from tests.fakes.manifests import manifest_of
 
 MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
 SIGNS = range(60)
@@ -115,8 +116,8 @@ def test_a_commit_holds_no_row_that_went_and_neither_does_what_is_restored(kind,
 
 
 def commit_of(folder, parts):
-    files = {path: {"sha256": f.sha256, "bytes": f.num_bytes} for part in parts for path, f in part.files.items()}
-    return Commit(folder, {"files": files, "shards": json.loads(json.dumps(plain(parts)))})
+    files = {path: file for part in parts for path, file in part.files.items()}
+    return Commit(folder, manifest_of("t1-0000000002-g1", files=files, shards=parts))
 
 
 @MEMORY

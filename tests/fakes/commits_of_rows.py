@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from headrace.codec import plain
 from headrace.keys import NUM_BUCKETS, key_of_reference
 from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles
 from headrace.pserver.config import TableSection
@@ -22,6 +21,7 @@ from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.request import ExportRequest, ParentExport
+from tests.fakes.manifests import manifest_of
 
 GROUPS = {"a": 0, "b": 1, "c": 7}
 TABLE = "default"
@@ -77,19 +77,13 @@ class Job:
         files, shards = {}, []
         for number, (begin, end) in enumerate(self.buckets):
             part = self._part(folder, number, begin, end, version, since)
-            shards.append(plain(part))
-            files |= {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in part.files.items()}
+            shards.append(part)
+            files |= part.files
         self._touched, self._went = set(), set()
         tensors = dense or {"model.w": np.full((2, 2), version, np.float32), "optimizer.m": np.zeros(4, np.float32)}
         save_file(tensors, folder / "dense.safetensors")
-        stored = hash_of(folder / "dense.safetensors")
-        files["dense.safetensors"] = {"sha256": stored.sha256, "bytes": stored.num_bytes}
-        manifest = {
-            "format": 1, "job": "small", "timeline": timeline, "version": version, "name": name, "parent": None,
-            "generation": 1, "world": 1, "made_at": "2026-01-01T00:00:00+00:00", "fingerprint": {}, "positions": {},
-            "record": version, "files": files, "shards": shards, "state": {},
-        }  # fmt: skip
-        write_manifest(folder, manifest)
+        files["dense.safetensors"] = hash_of(folder / "dense.safetensors")
+        write_manifest(folder, manifest_of(name, job="small", files=files, shards=shards))
         return read_commit(folder)
 
     def _part(

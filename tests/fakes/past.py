@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.codec import plain
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.commit_parts import TableFacts
@@ -17,6 +16,7 @@ from headrace.trainer.journal.log import Log
 from headrace.trainer.journal.partitions import KnownPartition
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import PartitionsOperation
+from tests.fakes.manifests import manifest_of
 from tests.fakes.records import close
 
 SPEC = {"name": "news", "seed": 3}
@@ -95,12 +95,10 @@ class Past:
 
     def write_manifest(self, name, version, parts, files) -> None:
         """Step 4 of a commit."""
-        manifest = {
-            "format": FORMAT, "job": "news", "timeline": self.timeline, "version": version, "name": name,
-            "parent": None, "generation": self.generation, "world": 1, "made_at": "2026-01-02T03:04:05+00:00",
-            "fingerprint": {"torch": "2.9"}, "positions": dict(self.positions), "log_from": 1,
-            "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
-            "shards": plain(parts),
-            "state": {"progress": {"num_events": 40}, "partitions": [], "skips": [], "spec": SPEC},
-        }  # fmt: skip
+        facts = {"made_at": "2026-01-02T03:04:05+00:00", "fingerprint": {"torch": "2.9"}}
+        state = {"progress": {"num_events": 40}, "partitions": [], "skips": [], "spec": SPEC}
+        manifest = manifest_of(
+            name, format=FORMAT, job="news", positions=dict(self.positions), files=dict(sorted(files.items())),
+            shards=parts, state=state, **facts,
+        )  # fmt: skip
         write_manifest(Commits(self.store).folder / name, manifest)

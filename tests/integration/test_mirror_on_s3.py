@@ -220,7 +220,7 @@ def test_a_damaged_local_file_is_repaired_from_the_bucket(tmp_path, uri):
     Mirror.open(uri, soon()).upload(made, [], soon())
     good = files_below(made.folder)
     (made.folder / "dense").write_bytes(b"damaged")
-    repair(uri, made.folder, made.manifest, ["dense"], soon())
+    repair(uri, made, ["dense"], soon())
     assert files_below(made.folder) == good
 
 

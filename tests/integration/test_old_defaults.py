@@ -40,7 +40,7 @@ def job(tmp_path):
 def same_arithmetic():
     """Whether sums here are rounded as where the store was made: closes are compared to the bit then."""
     (commit,) = Commits(GOLDEN / "store").whole()
-    then, now = commit.manifest["fingerprint"] | {MAKER: MADE_ON}, fingerprint(torch.device("cpu"))
+    then, now = dict(commit.manifest.fingerprint) | {MAKER: MADE_ON}, fingerprint(torch.device("cpu"))
     return all(then[name] == now[name] for name in then if name != "threads")
 
 

@@ -74,7 +74,7 @@ def test_a_run_goes_on_from_what_was_imported(learnt, warm, name):
     assert run.report["samples"] == cold.report["samples"]
     assert auc(run) > auc(cold) + 0.1, "it predicts from the first on as one that has learnt"
     final = newest(job.parent / name)
-    assert final.timeline == "t1" and final.manifest["parent"] == "t0-0000000001-g0"
+    assert final.timeline == "t1" and final.manifest.parent == "t0-0000000001-g0"
     assert final.num_rows == newest(job.parent / "cold").num_rows, "the rows imported are those it meets"
 
 

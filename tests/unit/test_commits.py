@@ -6,7 +6,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from headrace.codec import plain
 from headrace.trainer.checkpoint.commits import (
     FORMAT,
     MANIFEST,
@@ -19,6 +21,7 @@ from headrace.trainer.checkpoint.commits import (
     to_prune,
     write_manifest,
 )
+from tests.fakes.manifests import manifest_of
 
 
 def make(store, version, generation=1, timeline="t1"):
@@ -29,18 +32,7 @@ def make(store, version, generation=1, timeline="t1"):
     (folder / "dense.safetensors").write_bytes(b"dense" * version)
     (folder / "shard-0" / "default" / "1.sst").write_bytes(bytes(range(256)) * 10)
     names = ("dense.safetensors", "shard-0/default/1.sst")
-    files = {file: hash_of(folder / file) for file in names}
-    manifest = {
-        "format": 1,
-        "version": version,
-        "timeline": timeline,
-        "name": name,
-        "generation": generation,
-        "log_from": 7,
-        "state": {},
-        "shards": [],
-        "files": {file: {"sha256": f.sha256, "bytes": f.num_bytes} for file, f in files.items()},
-    }
+    manifest = manifest_of(name, format=1, log_from=7, files={file: hash_of(folder / file) for file in names})
     write_manifest(folder, manifest)
     return name
 
@@ -66,7 +58,7 @@ def test_a_flipped_bit_anywhere_in_a_commit_is_found(tmp_path_factory, data):
         assert folder.name in str(error) and path.name == MANIFEST
     else:  # blanks of the manifest's layout carry nothing
         assert found == {path.relative_to(folder).as_posix(): "has other bytes than were written"} or (
-            path.name == MANIFEST and json.loads(content)["manifest"] == read_commit(folder).manifest
+            path.name == MANIFEST and json.loads(content)["manifest"] == plain(read_commit(folder).manifest)
         )
 
 
@@ -81,7 +73,7 @@ def test_a_shorter_and_a_missing_file_are_named(tmp_path):
 
 def test_a_commit_of_a_newer_format_is_refused_as_such(tmp_path):
     folder = tmp_path / "commits" / make(tmp_path, 3)
-    write_manifest(folder, dict(read_commit(folder).manifest) | {"format": FORMAT + 1})
+    write_manifest(folder, replace(read_commit(folder).manifest, format=FORMAT + 1))
     with pytest.raises(CommitDamaged, match=f"is of format {FORMAT + 1}; this Headrace reads format {FORMAT}"):
         read_commit(folder)
 

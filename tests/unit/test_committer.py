@@ -551,7 +551,7 @@ def test_a_version_is_handed_over_in_place_of_a_commit(world, tmp_path):
     assert world.done == ["snapshot 2", "capture", "hand over", f"settle False {world.commits.names()[0]}"]
     assert world.versions() == [1]
     handed = handed_over(tmp_path, RESIZE)
-    assert (handed.version, handed.timeline, handed.manifest["positions"]) == (2, "t1", {"a": 9})
+    assert (handed.version, handed.timeline, handed.manifest.positions) == (2, "t1", {"a": 9})
     assert set(handed.own_files) == {"dense.safetensors", "metrics.safetensors"}
     assert hash_of(handed.folder / "dense.safetensors") == handed.files["dense.safetensors"]
 

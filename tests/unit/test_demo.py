@@ -120,14 +120,14 @@ def test_a_fork_begins_at_the_commit_with_all_it_held(past, tmp_path):
     twin = twin_of(job(tmp_path))
     (name,) = Commits(past.store).names()
     made = fork(past.store, name, twin)
-    assert problems_of(made) == {} and (made.job, made.version) == (TWIN, 5)
-    assert made.manifest["positions"] == {"a": 100}
+    assert problems_of(made) == {} and (made.manifest.job, made.version) == (TWIN, 5)
+    assert made.manifest.positions == {"a": 100}
     assert made.state["forked"] == {"job": "news", "commit": name}
     begun = claim_and_recover(twin.store, 1, twin.raw, None, {})
     begun.joblog.close()
     assert (begun.timeline, begun.commit.name, list(begun.replay)) == ("t2", name, [])
     assert Commits(past.store).holders() == {}, "the lease is over"
-    assert read_commit(Commits(past.store).folder / name).job == "news", "the other job's is as it was"
+    assert read_commit(Commits(past.store).folder / name).manifest.job == "news", "the other job's is as it was"
 
 
 def test_a_fork_of_what_is_gone_or_into_what_has_commits_is_refused(past, tmp_path):

@@ -22,6 +22,7 @@ from headrace.trainer.job_status import LastExport
 from headrace.trainer.journal.log import LogFull
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation
 from headrace.trainer.rank0.operations import ClosingPass, cut_of
+from tests.fakes.manifests import manifest_of
 
 HOUR = 3600.0
 
@@ -63,7 +64,7 @@ class Committer:
         folder = self.commits.folder / f"{self.timeline}-{version:010d}-g{generation}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).touch()
-        return Commit(folder, {"version": version})
+        return Commit(folder, manifest_of(folder.name))
 
     def tick(self):
         """What the loop does after a close."""

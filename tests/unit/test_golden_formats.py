@@ -1,5 +1,6 @@
 """Files of every released format stay readable: log and manifest of formats 1 and 2."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from headrace.codec import plain
 from headrace.dataset.stream.source import Partition
 from headrace.errors import HeadraceError
 from headrace.service.cluster.store import check_free
-from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.commits import MANIFEST, Commits, manifest_fields, manifest_text
 from headrace.trainer.checkpoint.rewind import known_partitions, positions
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import RecordKind, read
@@ -52,11 +53,18 @@ def test_the_manifest_of_format_1_is_readable():
     (commit,) = Commits(GOLDEN).whole()
     assert (commit.name, commit.order, commit.version, commit.timeline) == ("t1-0000000003-g2", (1, 3, 2), 3, "t1")
     assert (commit.log_from, commit.num_rows, commit.num_bytes) == (9, 4, 14)
-    assert commit.manifest["positions"] == {"t/0": 30} and commit.state["spec"] == {"name": "golden"}
+    assert commit.manifest.positions == {"t/0": 30} and commit.state["spec"] == {"name": "golden"}
     (part,) = commit.shards
     assert (part.folder, part.buckets) == ("shard-0", (0, 4096))
     assert part.tables["default"].rows_by_group == {0: 3, 7: 1}
     assert commit.files["shard-0/default/000009.sst"] == part.files["shard-0/default/000009.sst"]
+
+
+@pytest.mark.parametrize("store", [GOLDEN, GOLDEN_2, GOLDEN.parent / "store-of-defaults-1" / "store"])
+def test_a_manifest_that_was_read_is_written_as_it_was(store):
+    (commit,) = Commits(store).whole()
+    assert json.loads(manifest_text(commit.manifest)) == json.loads((commit.folder / MANIFEST).read_bytes())
+    assert list(plain(commit.manifest)) == list(manifest_fields(commit))
 
 
 HOURS = {

@@ -8,16 +8,16 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.durable import SymbolicLinkFound
 from headrace.trainer.checkpoint import handover
-from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged
+from headrace.trainer.checkpoint.commits import MANIFEST, CommitDamaged
 from headrace.trainer.checkpoint.handover import HandoverVoid, check_newest, remove_handover
 from headrace.trainer.journal.log import Log, Superseded
+from tests.fakes.manifests import manifest_of
 
 NAME, RESIZE = "t1-0000000007-g2", "a"
 
 
-def manifest(name=NAME, version=7, resize=RESIZE):
-    state = {"operations": {"acted": [{"id": resize}]}}
-    return {"format": FORMAT_OF_FILES, "name": name, "version": version, "timeline": "t1", "files": {}, "state": state}
+def manifest(name=NAME, resize=RESIZE):
+    return manifest_of(name, state={"operations": {"acted": [{"id": resize}]}})
 
 
 def hand_over(store, name, write):
@@ -51,7 +51,7 @@ def test_another_one_replaces_it_also_where_it_fails(tmp_path):
         hand_over(tmp_path, "t1-0000000008-g2", lambda folder: 1 // 0)
     assert handed_over(tmp_path) is None
     other = "t1-0000000009-g3"
-    hand_over(tmp_path, other, lambda folder: manifest(other, 9))
+    hand_over(tmp_path, other, lambda folder: manifest(other))
     assert handed_over(tmp_path).name == other
 
 
@@ -83,7 +83,7 @@ def test_a_generation_that_was_replaced_hands_nothing_over(tmp_path, written):
 
     if not written:
         claim(3).close()
-    hand_over(tmp_path, "t1-0000000008-g3", lambda folder: manifest("t1-0000000008-g3", 8))
+    hand_over(tmp_path, "t1-0000000008-g3", lambda folder: manifest("t1-0000000008-g3"))
     with pytest.raises(Superseded):
         handover.hand_over(tmp_path, NAME, write, old.exclusive)
     assert written or handed_over(tmp_path).version == 8, "that of the other one stays"

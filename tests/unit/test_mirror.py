@@ -10,6 +10,7 @@ import pytest
 
 from headrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
 from headrace.blob.store_address import StoreKind, parse
+from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unwritable
 from headrace.trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
@@ -17,6 +18,7 @@ from headrace.trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpt
 from headrace.trainer.checkpoint.mirror_catalog import read_manifest
 from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
 from headrace.trainer.config import StoreSection
+from tests.fakes.manifests import manifest_of
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
 
 SOON = 30.0
@@ -218,7 +220,7 @@ def test_a_local_disk_that_cannot_be_written_has_its_own_error(tmp_path, uri, mi
 
 @pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ""])
 def test_a_manifest_cannot_write_outside_its_commit(path):
-    manifest = {"format": 1, "name": "t1-0000000001-g1", "job": "j", "files": {path: {"sha256": "0" * 64, "bytes": 1}}}
+    manifest = plain(manifest_of("t1-0000000001-g1")) | {"files": {path: {"sha256": "0" * 64, "bytes": 1}}}
     sha256 = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     with pytest.raises(CommitDamaged, match="is not a relative path"):
         read_manifest("t1-0000000001-g1", json.dumps({"sha256": sha256, "manifest": manifest}).encode())
@@ -238,7 +240,7 @@ def test_single_files_are_repaired_and_others_stay(tmp_path, uri, mirror):
     good = files_below(made.folder)
     (made.folder / "dense").write_bytes(b"DAMAGED")
     shutil.rmtree(made.folder / "shard-0")
-    repair(uri, made.folder, made.manifest, ["dense", "shard-0/t/1.sst"], soon())
+    repair(uri, made, ["dense", "shard-0/t/1.sst"], soon())
     assert files_below(made.folder) == good
 
 
@@ -248,7 +250,7 @@ def test_a_failed_repair_keeps_the_old_file(tmp_path, uri, mirror):
     (tmp_path / "mirror" / "files" / hashlib.sha256(b"d1").hexdigest()).write_bytes(b"xx")
     (made.folder / "dense").write_bytes(b"DAMAGED")
     with pytest.raises(CommitDamaged, match="other bytes"):
-        repair(uri, made.folder, made.manifest, ["dense"], soon())
+        repair(uri, made, ["dense"], soon())
     assert (made.folder / "dense").read_bytes() == b"DAMAGED"
     assert len(files_below(made.folder)) == 3
 
@@ -342,7 +344,7 @@ def test_lookup_lists_commits_and_damage(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 5), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
     found = read_catalog(uri, soon())
-    assert [(c.name, c.version, c.timeline, c.job) for c in found.commits] == [
+    assert [(c.name, c.version, c.timeline, c.manifest.job) for c in found.commits] == [
         ("t1-0000000005-g1", 5, "t1", "job"),
         ("t1-0000000003-g1", 3, "t1", "job"),
     ]

@@ -6,9 +6,9 @@ import shutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.blob.blob_store import whole
-from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.pserver.commit.part_objects import PartObjects, key_of
@@ -22,6 +22,7 @@ from headrace.trainer.checkpoint.part_garbage import RetiredCommit, removable
 from headrace.trainer.fence.fence_records import FenceClaim, LogMode
 from headrace.trainer.job_status import ObjectStatus
 from headrace.trainer.journal.log import Superseded
+from tests.fakes.manifests import manifest_of
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
 
@@ -51,13 +52,8 @@ class Head:
             (folder / path).write_bytes(content)
             stored[path] = hash_of(folder / path)
         own = self.objects.upload(folder, stored, SOON)
-        manifest = {
-            **{"format": FORMAT, "job": "job", "timeline": "t1", "version": version, "name": name, "parent": None},
-            **{"generation": self.generation, "world": 1, "made_at": "2026-01-01T00:00:00+00:00", "fingerprint": {}},
-            **{"positions": {}, "log_from": 1, "shards": [], "state": {}},
-            "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
-            **self.objects.facts(own),
-        }
+        uploaded = {"format": FORMAT, "objects": own, "objects_at": self.objects.address}
+        manifest = manifest_of(name, files=stored, **uploaded)
         return name, manifest, folder
 
     def commit(self, version, files):
@@ -80,7 +76,7 @@ def test_readers_fetch_from_the_store_of_the_job_file_and_not_from_where_a_manif
     """Whoever writes to the object store could have them open any address, with the credentials of the job."""
     commit = Head(store, tmp_path / "one", 1).commit(3, {"dense": b"weights"})
     store.prepare(tmp_path / "one", "job", store.sequence().catch_up(SOON), SOON)
-    write_manifest(commit.folder, {**commit.manifest, "objects_at": str(tmp_path / "elsewhere")})
+    write_manifest(commit.folder, replace(commit.manifest, objects_at=str(tmp_path / "elsewhere")))
     (commit.folder / "dense").unlink()
     complete_commit(Commits(tmp_path / "one").read(commit.name), SOON)
     assert (commit.folder / "dense").read_bytes() == b"weights" and not (tmp_path / "elsewhere").exists()
@@ -93,7 +89,7 @@ def test_an_empty_disk_is_completed_with_the_commits_that_count(store, tmp_path)
     found = store.prepare(tmp_path / "two", "job", store.sequence().catch_up(SOON), SOON)
     assert (found.newest, found.log_lost) == (commit.name, True)
     there = Commits(tmp_path / "two").read(commit.name)
-    assert dict(there.manifest) == dict(commit.manifest) and list(there.folder.iterdir()) == [there.folder / MANIFEST]
+    assert there.manifest == commit.manifest and list(there.folder.iterdir()) == [there.folder / MANIFEST]
     assert store.problems_of(there, SOON) == {}
     assert (there.folder / "dense").read_bytes() == b"weights" and (there.folder / "a/b").read_bytes() == b"rows"
 
@@ -114,8 +110,8 @@ def test_a_commit_of_a_shard_that_misses_an_object_is_damaged(store, tmp_path):
     head = Head(store, tmp_path, 1)
     name, manifest, _ = head.upload(1, {"dense": b"d"})
     part = ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/x": StoredFile(sha(b"x"), 1)}, {sha(b"x"): 1})
-    files = {**manifest["files"], "shard-0/x": {"sha256": sha(b"x"), "bytes": 1}}
-    head.objects.publish(name, {**manifest, "shards": [plain(part)], "files": files}, [], SOON)
+    files = {**manifest.files, "shard-0/x": StoredFile(sha(b"x"), 1)}
+    head.objects.publish(name, replace(manifest, shards=[part], files=files), [], SOON)
     store.prepare(tmp_path, "job", head.sequence.history, SOON)
     assert list(store.problems_of(Commits(tmp_path).read(name), SOON)) == ["shard-0/x"]
 
@@ -158,8 +154,7 @@ def test_only_what_the_parent_names_is_not_uploaded_again(store, tmp_path):
 def test_a_commit_made_in_a_shared_folder_is_uploaded_for_all(store, tmp_path):
     head = Head(store, tmp_path, 1)
     commit = head.commit(1, {"dense": b"one"})
-    plain = {key: value for key, value in commit.manifest.items() if not key.startswith("objects")}
-    write_manifest(commit.folder, plain)
+    write_manifest(commit.folder, replace(commit.manifest, objects=None, objects_at=None))
     adopted = store.adopt(Commits(tmp_path).read(commit.name), 7, SOON)
     assert adopted.objects == {sha(b"one"): 7} and (7, sha(b"one")) in parts_in(store)
 

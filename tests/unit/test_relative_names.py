@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.codec import packed
+from headrace.codec import packed, plain
 from headrace.deadline import Deadline
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
@@ -33,6 +33,7 @@ from headrace.trainer.journal.records import decode as decode_record
 from headrace.trainer.replica.export_updates import parsed
 from headrace.trainer.train.commit_state import _commit_in
 from tests.fakes.exports import write_export
+from tests.fakes.manifests import manifest_of
 
 SOON = Deadline.after(3600.0)
 SHA = hashlib.sha256(b"evil").hexdigest()
@@ -63,7 +64,7 @@ NO_TEXT = {"number": 7, "null": None, "list": ["a"], "object": {"a": 1}, "true":
 
 
 def commit_text(**changes):
-    manifest = {"format": 3, "name": COMMIT, "job": "j", "files": {}, "shards": [], "version": 1, **changes}
+    manifest = {**plain(manifest_of(COMMIT)), **changes}
     sha256 = hashlib.sha256(canonical(manifest)).hexdigest()
     return json.dumps({"sha256": sha256, "manifest": manifest}).encode()
 
@@ -98,7 +99,7 @@ def fetched(name, tmp_path):
 
 
 def other_rank(name, tmp_path):
-    manifest = {"files": {name: FILE}, "shards": [], "objects": {SHA: 1}, "objects_at": str(tmp_path), "state": {}}
+    manifest = {**plain(manifest_of(COMMIT)), "files": {name: FILE}, "objects": {SHA: 1}, "objects_at": str(tmp_path)}
     _commit_in({"commit": COMMIT, "manifest": manifest}, tmp_path / "cache")
 
 

@@ -1,6 +1,7 @@
 """Other numbers of workers are a fact of the log: the next start goes on with them, until the job file changes them."""
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.dataset.stream.source import Segment
 from headrace.errors import HeadraceError
@@ -203,7 +204,7 @@ def hold(past, name, spec, overrides=()):
     """Put a spec and overrides into a commit."""
     commit = Commits(past.store).read(name)
     state = {**commit.state, "spec": spec, "operations": {"overrides": dict(overrides)}}
-    write_manifest(commit.folder, {**commit.manifest, "state": state})
+    write_manifest(commit.folder, replace(commit.manifest, state=state))
 
 
 def test_a_job_without_a_resize_has_one_phase(tmp_path):

@@ -215,8 +215,8 @@ def test_a_partition_that_only_the_commit_knows_counts(past):
     past.end()
     found = commit(past)
     partition = {"name": "c", "number": 2, "start": 7, "end": None, "identity": ""}
-    found.manifest["state"]["partitions"].append(partition)
-    found.manifest["positions"]["c"] = 30
+    found.state["partitions"].append(partition)
+    found.manifest.positions["c"] = 30
     with pytest.raises(HeadraceError, match="c: the job is at position 30"):
         skip(past.store, found, SkippedRange("c", 29, 40), "broken")
     assert skip(past.store, found, SkippedRange("c", 30, 40), "broken") == []

@@ -5,11 +5,12 @@ from contextlib import nullcontext
 import pytest
 
 from headrace.pserver.server.commands import AdvanceCommit, RestoreCommit
-from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged, manifest_text
+from headrace.trainer.checkpoint.commits import MANIFEST, CommitDamaged, manifest_text
 from headrace.trainer.checkpoint.handover import hand_over
 from headrace.trainer.rank0 import standby as module
 from headrace.trainer.rank0.standby import Standby, StandbyEnded
 from headrace.trainer.train.standby_role import StandbyRole
+from tests.fakes.manifests import manifest_of
 
 RESIZE = "a"
 
@@ -31,10 +32,7 @@ def name_of(version):
 
 
 def manifest(version, acted=()):
-    return {
-        **{"format": FORMAT_OF_FILES, "name": name_of(version), "version": version, "timeline": "t1", "files": {}},
-        **{"shards": [], "state": {"operations": {"acted": [{"id": each} for each in acted]}}},
-    }
+    return manifest_of(name_of(version), state={"operations": {"acted": [{"id": each} for each in acted]}})
 
 
 def commit(store, version, acted=()):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from headrace.deadline import Deadline
 from headrace.pserver.store.row_store import StoredFile
-from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.checkpoint.commits import Commit, CommitManifest
 from headrace.trainer.job_status import MirrorStatus, ObjectStatus
 
 
@@ -46,11 +46,12 @@ class UploadedCommits(Protocol):
         """Upload the files of rank 0."""
         ...
 
-    def facts(self, own: Mapping[str, int]) -> dict[str, Any]:
-        """The facts of a manifest about its objects."""
+    @property
+    def address(self) -> str:
+        """Of the store, for manifests."""
         ...
 
-    def publish(self, name: str, manifest: Mapping[str, Any], log_files: Sequence[str], deadline: Deadline) -> None:
+    def publish(self, name: str, manifest: CommitManifest, log_files: Sequence[str], deadline: Deadline) -> None:
         """Make a commit count."""
         ...
 

@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace import documents
-from headrace.codec import NotUnderstood, typed
+from headrace.codec import NotUnderstood, plain, typed
 from headrace.durable import REAL, Disk, check_no_link, write_whole
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.protocol.commit_parts import ShardCommitPart, check_files, check_objects
 from headrace.pserver.store.row_store import StoredFile
-from headrace.relative_names import InvalidName
 from headrace.trainer.fence.fence_records import COMMIT_NAME
 
 FORMAT = 3
@@ -48,12 +49,59 @@ class NewerFormat(CommitDamaged):
     """A manifest of a newer Headrace: this one neither reads nor removes it."""
 
 
+class CommitManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All facts of a commit, or of a handover, in the order of its manifest.json. Raises InvalidName for its files."""
+
+    format: int
+    job: str
+    timeline: str
+    """The branch of the job's history."""
+    version: int
+    """Last closed pass."""
+    name: str
+    """That of the commit's folder."""
+    parent: str | None
+    """The commit that the generation made or restored before."""
+    generation: int
+    world: int
+    """Number of trainers."""
+    made_at: str
+    """UTC."""
+    fingerprint: Mapping[str, str]
+    """The arithmetic that it was trained with."""
+    positions: Mapping[str, int]
+    """The position of each partition."""
+    log_from: int
+    """First log record that a replay from this commit needs."""
+    files: Mapping[str, StoredFile]
+    """Every file, by its path in the folder."""
+    shards: Sequence[ShardCommitPart]
+    state: Mapping[str, Any]
+    """The state of rank 0 (trainer.train.commit_state)."""
+    objects: Mapping[str, int] | None = None
+    """By SHA-256 of a file of rank 0 in the object store, the generation that uploaded it. None: there is no store."""
+    objects_at: str | None = None
+    """Address of the object store."""
+
+    def __post_init__(self) -> None:
+        check_files(self.files)
+        check_objects(self.objects or {})
+
+    @property
+    def uploads(self) -> list[tuple[str, int]]:
+        """Every object: SHA-256 and the generation that uploaded it. Two shards may have uploaded one content in two
+        generations."""
+        return [
+            each for found in (self.objects or {}, *(part.objects for part in self.shards)) for each in found.items()
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """A commit with its manifest."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: CommitManifest
 
     @property
     def name(self) -> str:
@@ -68,48 +116,37 @@ class Commit:
     @property
     def version(self) -> int:
         """Last closed pass."""
-        return int(self.manifest["version"])
-
-    @property
-    def job(self) -> str:
-        """Name of the job."""
-        return str(self.manifest["job"])
-
-    @property
-    def made_at(self) -> str:
-        """Time of its manifest, UTC."""
-        return str(self.manifest["made_at"])
+        return self.manifest.version
 
     @property
     def timeline(self) -> str:
-        """Timeline: the branch of the job's history."""
-        return str(self.manifest["timeline"])
+        """The branch of the job's history."""
+        return self.manifest.timeline
 
     @property
     def state(self) -> Mapping[str, Any]:
         """The state of rank 0."""
-        state: Mapping[str, Any] = self.manifest["state"]
-        return state
+        return self.manifest.state
 
     @property
     def log_from(self) -> int:
         """First log record that a replay from this commit needs."""
-        return int(self.manifest["log_from"])
+        return self.manifest.log_from
 
     @property
-    def shards(self) -> list[ShardCommitPart]:
+    def shards(self) -> Sequence[ShardCommitPart]:
         """The shards' parts."""
-        return parts_of(self.manifest)
+        return self.manifest.shards
 
     @property
-    def files(self) -> dict[str, StoredFile]:
+    def files(self) -> Mapping[str, StoredFile]:
         """Every file by its path in the folder."""
-        return files_of(self.manifest)
+        return self.manifest.files
 
     @property
     def objects(self) -> dict[str, int]:
         """By SHA-256 of a file in the object store, the generation that uploaded it; empty for files alone."""
-        return dict(uploads_of(self.manifest))
+        return dict(self.manifest.uploads)
 
     @property
     def own_files(self) -> dict[str, StoredFile]:
@@ -146,19 +183,20 @@ def canonical(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
 
 
-def manifest_text(manifest: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest's file."""
-    text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
+def manifest_text(manifest: CommitManifest | Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest's file. Fields of a newer Headrace stay if it is given as it was read, as a mapping."""
+    fields = plain(manifest)
+    text = {"sha256": hashlib.sha256(canonical(fields)).hexdigest(), "manifest": fields}
     return json.dumps(text, indent=1).encode()
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
+def write_manifest(folder: Path, manifest: CommitManifest | Mapping[str, Any], disk: Disk = REAL) -> None:
     """Step 4 of a commit: it exists from the rename on."""
     reached = partial(failpoint, Failpoint.MANIFEST_WRITTEN)
     write_whole(disk, folder / MANIFEST, manifest_text(manifest), reached)
 
 
-def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
+def parse_manifest(name: str, text: bytes) -> CommitManifest:
     """The manifest of the commit `name`, checked. Raises CommitDamaged, and NewerFormat."""
     try:
         whole = documents.parse_object(text, MANIFEST)
@@ -171,35 +209,17 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
             raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
         if manifest["name"] != name or NAME.fullmatch(name) is None:
             raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
-        files_of(manifest)
-        check_objects(typed(dict[str, int], manifest.get("objects", {}), "objects"))
-        parts_of(manifest)
+        return typed(CommitManifest, manifest, "manifest")
     except NotUnderstood as error:
         raise CommitDamaged(f"{name}: its manifest cannot be read: {error}") from error
-    except InvalidName as error:
-        raise CommitDamaged(f"{name}: its manifest has a wrong name: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
-    return dict(manifest)
 
 
-def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Every file that a manifest names, by its path. Raises NotUnderstood and InvalidName."""
-    files = typed(dict[str, StoredFile], manifest["files"], "files")
-    check_files(files)
-    return files
-
-
-def parts_of(manifest: Mapping[str, Any]) -> list[ShardCommitPart]:
-    """The shards' parts that a manifest names. Raises NotUnderstood."""
-    return typed(list[ShardCommitPart], manifest.get("shards", []), "shards")
-
-
-def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Every object that a manifest names: SHA-256 and the generation that uploaded it. Two shards may have uploaded one
-    content in two generations."""
-    found = [manifest.get("objects", {}), *(part.get("objects", {}) for part in manifest.get("shards", ()))]
-    return [(str(sha256), int(generation)) for each in found for sha256, generation in each.items()]
+def manifest_fields(commit: Commit) -> dict[str, Any]:
+    """The manifest of a commit as it is on disk, with the fields of a newer Headrace."""
+    fields: dict[str, Any] = documents.read_object(commit.folder / MANIFEST)["manifest"]
+    return fields
 
 
 def read_commit(folder: Path) -> Commit:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,17 @@ from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnaps
 from headrace.timeline import Span, recorded
 from headrace.trainer.checkpoint import commits
 from headrace.trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
-from headrace.trainer.checkpoint.commit_manifest import manifest_of
 from headrace.trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
-from headrace.trainer.checkpoint.commits import Commit, Commits, name_of, read_commit
+from headrace.trainer.checkpoint.commits import (
+    FORMAT,
+    FORMAT_OF_FILES,
+    Commit,
+    CommitManifest,
+    Commits,
+    hash_of,
+    name_of,
+    read_commit,
+)
 from headrace.trainer.checkpoint.handover import hand_over, remove_handover
 from headrace.trainer.checkpoint.pruning import prune_store
 from headrace.trainer.config import CommitSection
@@ -294,7 +303,7 @@ class Committer:
         If it fails, a commit follows, as after a failed one.
         """
 
-        def write(folder: Path) -> Mapping[str, Any]:
+        def write(folder: Path) -> CommitManifest:
             parts = self._shards.call(HandOver(folder), Deadline.after(self._section.deadline))
             return self._manifest(folder, saved, parts, saved.write(folder, sync=False))
 
@@ -309,12 +318,12 @@ class Committer:
         finally:
             self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
 
-    def _publish(self, name: str, manifest: Mapping[str, Any]) -> None:
+    def _publish(self, name: str, manifest: CommitManifest) -> None:
         if self._objects is not None:
             log_files = [file.path.name for file in self._log.files()]
             self._objects.publish(name, manifest, log_files, Deadline.after(self._section.deadline))
 
-    def _write_parts(self, folder: Path, saved: CapturedState) -> dict[str, Any]:
+    def _write_parts(self, folder: Path, saved: CapturedState) -> CommitManifest:
         """Step 3: write and sync all files but the manifest; returns the manifest."""
         self._disk.make_folder(self._commits.folder)
         self._disk.sync_folder(self._commits.folder.parent)
@@ -335,7 +344,7 @@ class Committer:
             with suppress(OSError):  # a hold of a commit that does not exist has no effect
                 self._commits.release(name, who)
 
-    def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def _write_manifest(self, folder: Path, manifest: CommitManifest) -> None:
         """Step 4. Without room the commit fails as in any other step. After any other error the result is unknown.
 
         The rest of a failed manifest is removed under the lock, so the next generation does not begin from it.
@@ -351,13 +360,36 @@ class Committer:
 
     def _manifest(
         self, folder: Path, saved: CapturedState, parts: Sequence[ShardCommitPart], own: Sequence[str]
-    ) -> dict[str, Any]:
-        of = (self._origin, self._parent, self._objects, Deadline.after(self._section.deadline))
-        return manifest_of(folder, saved, parts, own, *of)
+    ) -> CommitManifest:
+        """The manifest of `saved`, whose files are written; rank 0's `own` are uploaded if commits are in a store."""
+        origin, mine = self._origin, {file: hash_of(folder / file) for file in own}
+        files = {file: stored for part in parts for file, stored in part.files.items()} | mine
+        uploaded = None
+        if self._objects is not None:
+            uploaded = self._objects.upload(folder, mine, Deadline.after(self._section.deadline))
+        return CommitManifest(
+            format=FORMAT_OF_FILES if uploaded is None else FORMAT,
+            job=origin.job,
+            timeline=origin.timeline,
+            version=saved.version,
+            name=folder.name,
+            parent=None if self._parent is None else self._parent.name,
+            generation=origin.generation,
+            world=origin.world,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            fingerprint=origin.fingerprint,
+            positions=saved.positions,
+            log_from=saved.log_from,
+            files=dict(sorted(files.items())),
+            shards=parts,
+            state=saved.state,
+            objects=uploaded,
+            objects_at=None if self._objects is None else self._objects.address,
+        )
 
     def _clean_up(self, commit: Commit) -> None:
         """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
-        self._show_positions(commit.manifest["positions"])
+        self._show_positions(commit.manifest.positions)
         self._prune()
         if self._mirror is not None:
             self._mirror.offer(commit)

@@ -9,14 +9,20 @@ after it again.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from headrace.durable import check_no_link, unfinished_name
 from headrace.errors import HeadraceError
-from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, manifest_text, read_commit
+from headrace.trainer.checkpoint.commits import (
+    MANIFEST,
+    Commit,
+    CommitDamaged,
+    CommitManifest,
+    manifest_text,
+    read_commit,
+)
 from headrace.trainer.journal.job_history import JobHistory
 
 FOLDER = "handover"
@@ -29,7 +35,7 @@ class HandoverVoid(HeadraceError):
 def hand_over(
     store: Path,
     name: str,
-    write: Callable[[Path], Mapping[str, Any]],
+    write: Callable[[Path], CommitManifest],
     exclusive: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """Replace what was handed over before. `write` writes into a folder and returns the manifest.

@@ -69,7 +69,7 @@ class MirrorCatalog:
 
     def refuse_others(self, job: str) -> None:
         """Raise SpecError where the mirror has commits of another job."""
-        for other in {commit.job for commit in self.commits} - {job}:
+        for other in {commit.manifest.job for commit in self.commits} - {job}:
             raise SpecError(f"this mirror holds commits of the job {other!r}; give {job!r} a prefix of its own", KEY)
 
     @property
@@ -114,7 +114,7 @@ class Mirror:
         text = _text_of(commit)
         known = read_manifest(commit.name, text)
         catalog = self.catalog(deadline)
-        catalog.refuse_others(known.job)
+        catalog.refuse_others(known.manifest.job)
         catalog.refuse_followed(known)
         self._put_files(commit, deadline)  # 1
         failpoint(Failpoint.UPLOADED)

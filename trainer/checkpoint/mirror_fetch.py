@@ -1,10 +1,9 @@
 """Fetches from a mirror: a whole commit onto an empty machine, or single files to replace damaged ones."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.blob.blob_store import UNFINISHED
 from headrace.blob.signature import UNSIGNED, Signature
@@ -14,7 +13,7 @@ from headrace.errors import Unwritable
 from headrace.pserver.commit.part_objects import run_parallel
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName, path_below
-from headrace.trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
+from headrace.trainer.checkpoint.commits import FOLDER, MANIFEST, Commit, CommitDamaged
 from headrace.trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty
 from headrace.trainer.checkpoint.mirror_catalog import MirroredCommit
 
@@ -54,22 +53,22 @@ def fetch(uri: str, store: Path, job: str, deadline: Deadline, signature: Signat
     raise MirrorEmpty(f"mirror {uri}: there is no commit in it; check store.mirror, or start without it")
 
 
-def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[str], deadline: Deadline) -> None:
-    """Replace the files `bad` (paths in the commit's `folder`) by the mirror's contents with their hashes.
+def repair(uri: str, commit: Commit, bad: Sequence[str], deadline: Deadline) -> None:
+    """Replace the files `bad` of a commit by the mirror's contents with their hashes.
 
     A file is renamed over the damaged one once it is whole, right and synced. Other commits that share the damaged file
     by a hard link keep it: repair them, too.
 
     Raises CommitDamaged where the mirror lacks the right content; BlobUnavailable, Unwritable.
     """
-    mirror, files = Mirror.open(uri, deadline), files_of(manifest)
+    mirror = Mirror.open(uri, deadline)
 
     def mend(path: str) -> None:
-        target = _target(folder, path)
+        target = _target(commit.folder, path)
         unfinished = target.with_name(f"{target.name}{UNFINISHED}")
         try:
             _make_folder(target.parent)
-            _download(mirror, files[path], path, unfinished, deadline)
+            _download(mirror, commit.files[path], path, unfinished, deadline)
             REAL.rename(unfinished, target)
             REAL.sync_folder(target.parent)
         except OSError as error:

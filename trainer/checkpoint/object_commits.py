@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint, failpoint
@@ -18,10 +17,10 @@ from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.checkpoint.commits import (
     Commit,
     CommitDamaged,
+    CommitManifest,
     manifest_text,
     order_of,
     parse_manifest,
-    uploads_of,
 )
 from headrace.trainer.checkpoint.object_store import MANIFESTS, ObjectStore, manifest_key
 from headrace.trainer.checkpoint.part_garbage import PartKey, RetiredCommit, due, removable
@@ -61,11 +60,12 @@ class ObjectCommits:
         finally:
             self._uploading = 0
 
-    def facts(self, own: Mapping[str, int]) -> dict[str, Any]:
-        """The facts of a manifest about its objects."""
-        return {"objects": dict(own), "objects_at": self._store.address}
+    @property
+    def address(self) -> str:
+        """Of the store, for manifests."""
+        return self._store.address
 
-    def publish(self, name: str, manifest: Mapping[str, Any], log_files: Sequence[str], deadline: Deadline) -> None:
+    def publish(self, name: str, manifest: CommitManifest, log_files: Sequence[str], deadline: Deadline) -> None:
         """Make a commit count. `log_files`: the names of the files of the log that are there.
 
         1. The manifest. 2. The record of the fence: the commit exists from here on.
@@ -76,8 +76,8 @@ class ObjectCommits:
         failpoint(Failpoint.UPLOADED)
         self._sequence.append_commit(name, sha256, log_files, deadline)  # 2
         failpoint(Failpoint.FENCED)
-        objects = dict(uploads_of(manifest))
-        sizes = {file["sha256"]: int(file["bytes"]) for file in manifest["files"].values()}
+        objects = dict(manifest.uploads)
+        sizes = {file.sha256: file.num_bytes for file in manifest.files.values()}
         self._bytes += sum(sizes[each] for each in objects if each not in self._known)
         self._known = objects
         self._objects[sha256] = _keys(manifest)
@@ -154,5 +154,5 @@ class ObjectCommits:
             return frozenset()
 
 
-def _keys(manifest: Mapping[str, Any]) -> frozenset[PartKey]:
-    return frozenset((generation, sha256) for sha256, generation in uploads_of(manifest))
+def _keys(manifest: CommitManifest) -> frozenset[PartKey]:
+    return frozenset((generation, sha256) for sha256, generation in manifest.uploads)

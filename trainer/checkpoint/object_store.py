@@ -10,7 +10,6 @@ trainer.checkpoint.object_commits'. Imports no torch: the launcher prepares a st
 
 import hashlib
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +18,13 @@ import msgspec
 from headrace.blob.blob_store import BlobStore, open_blobs, whole
 from headrace.blob.signature import UNSIGNED, Signature
 from headrace.blob.store_address import parse
-from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import SpecError
 from headrace.pserver.commit.part_objects import FOLDER as PARTS
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import StoreDamaged
-from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest, uploads_of
+from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest
 from headrace.trainer.checkpoint.mirror_catalog import opened
 from headrace.trainer.fence.fence_records import FenceHistory
 from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
@@ -114,10 +112,8 @@ class ObjectStore:
     def _fetch_manifest(self, commits: Commits, job: str, name: str, sha256: str, deadline: Deadline) -> None:
         text = self.manifest(name, sha256, deadline)
         found = parse_manifest(name, text)
-        if found["job"] != job:
-            raise SpecError(
-                f"holds commits of the job {found['job']!r}; give {job!r} a prefix of its own", "store.mirror"
-            )
+        if found.job != job:
+            raise SpecError(f"holds commits of the job {found.job!r}; give {job!r} a prefix of its own", "store.mirror")
         (commits.folder / name).mkdir(parents=True, exist_ok=True)
         write_whole(REAL, commits.folder / name / MANIFEST, text)
 
@@ -151,8 +147,8 @@ class ObjectStore:
             for part in commit.shards
         ]
         own = {file.sha256: objects[file.sha256] for file in commit.own_files.values()}
-        uploaded = {"objects": own, "objects_at": self.address, "shards": plain(shards)}
-        return Commit(commit.folder, {**commit.manifest, **uploaded})
+        uploaded = msgspec.structs.replace(commit.manifest, objects=own, objects_at=self.address, shards=shards)
+        return Commit(commit.folder, uploaded)
 
 
 def manifest_key(name: str, sha256: str) -> str:
@@ -166,7 +162,7 @@ def complete_commit(commit: Commit, deadline: Deadline) -> None:
     They come from the object store of the job file, and not from where the manifest says, which came from a store, too;
     only a store that was prepared by an older Headrace has no note of it. Raises CommitDamaged, and PartsUnavailable.
     """
-    if (address := commit.manifest.get("objects_at")) is None:
+    if (address := commit.manifest.objects_at) is None:
         return
     noted = commit.folder.parent.parent / ADDRESS
     try:
@@ -180,7 +176,6 @@ def complete_commit(commit: Commit, deadline: Deadline) -> None:
 def _was_uploaded(name: str, text: bytes) -> bool:
     """Whether a manifest on this disk is one of uploaded files; a damaged one may be."""
     try:
-        manifest: Mapping[str, object] = parse_manifest(name, text)
+        return bool(parse_manifest(name, text).uploads)
     except CommitDamaged:
         return True
-    return bool(uploads_of(manifest))

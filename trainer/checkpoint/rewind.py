@@ -193,7 +193,7 @@ def matmuls_after(history: JobHistory, commit: Commit | None) -> list[tuple[int,
 
 def positions(history: JobHistory, newest: Commit | None) -> dict[str, int]:
     """The position after the last closed pass, in each partition that the job has read from."""
-    found: dict[str, int] = dict(newest.manifest["positions"]) if newest is not None else {}
+    found: dict[str, int] = dict(newest.manifest.positions) if newest is not None else {}
     for number in sorted(history.closes):
         if number in history.plans:
             for name, end in history.plans[number].content.positions().items():

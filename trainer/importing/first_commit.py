@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from headrace.codec import plain
 from headrace.dataset.spec.schema import Schema
 from headrace.durable import REAL, writing
 from headrace.errors import BadInput
@@ -33,7 +32,15 @@ from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import COLUMNS, RowArrays, bits_of
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.pserver.store.row_store import StoredFile
-from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, Commits, hash_of, name_of, sync_tree, write_manifest
+from headrace.trainer.checkpoint.commits import (
+    FORMAT_OF_FILES,
+    CommitManifest,
+    Commits,
+    hash_of,
+    name_of,
+    sync_tree,
+    write_manifest,
+)
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.exports.row_chunks import RowChunk
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection
@@ -367,29 +374,29 @@ def _write_dense(path: Path, source: ImportSource, tensors: TensorSelection) -> 
 
 def _manifest(
     folder: Path, job: str, raw: Mapping[str, Any], part: ShardCommitPart, source: ImportSource
-) -> dict[str, Any]:
+) -> CommitManifest:
     files = {**part.files, DENSE: hash_of(folder / DENSE)}
     counts = {name: 0 for name in ("num_positions", "num_events", "num_samples", "skipped_steps")}
-    return {
-        "format": FORMAT_OF_FILES,
-        "job": job,
-        "timeline": "t0",
-        "version": VERSION,
-        "name": NAME,
-        "parent": None,
-        "generation": 0,
-        "world": 0,
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "fingerprint": {},
-        "positions": {},
-        "log_from": 1,
-        "files": plain(dict(sorted(files.items()))),
-        "shards": [plain(part)],
-        "state": {
+    return CommitManifest(
+        format=FORMAT_OF_FILES,
+        job=job,
+        timeline="t0",
+        version=VERSION,
+        name=NAME,
+        parent=None,
+        generation=0,
+        world=0,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        fingerprint={},
+        positions={},
+        log_from=1,
+        files=dict(sorted(files.items())),
+        shards=[part],
+        state={
             "imported": dict(source.facts()),
             "progress": {"version": VERSION, **counts, "positions": {}, "rejected": {}},
             "spec": dict(raw),
             "partitions": [],
             "skips": [],
         },
-    }
+    )

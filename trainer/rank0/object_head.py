@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.blob.signature import Signature
 from headrace.deadline import Deadline
 from headrace.pserver.errors import PserverError
@@ -78,7 +80,7 @@ class ObjectHead:
     def restorable(self, commit: Commit) -> Commit:
         """A commit as every process can restore it: uploaded, if it is on this disk alone."""
         if commit.objects:
-            return Commit(commit.folder, {**commit.manifest, "objects_at": self.store.address})
+            return Commit(commit.folder, msgspec.structs.replace(commit.manifest, objects_at=self.store.address))
         try:
             return self.store.adopt(commit, self.sequence.generation, Deadline.after(STORE_S))
         except PserverError:

@@ -54,7 +54,7 @@ def newest_sound(
                 complete_commit(commit, Deadline.after(MIRROR_S))
             problems = head.problems_of(commit) if head is not None and uploaded else problems_of(commit, checked)
             if problems and uri is not None and not uploaded:
-                repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
+                repair(uri, commit, sorted(problems), Deadline.after(MIRROR_S))
                 log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))
                 problems = problems_of(commit)
         except NewerFormat:

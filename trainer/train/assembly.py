@@ -368,7 +368,7 @@ def _committing(
     committer = Committer(*whose, *begun, changes_since=changes_since, objects=objects, keeps_all=keeps_all)
     if (handed := beginning.commit) is not None and handed is not beginning.base:
         # a rerun needs a commit where the number of trainers changes
-        committer.begins_after(handed.version, at_once=handed.manifest["world"] != config.world)
+        committer.begins_after(handed.version, at_once=handed.manifest.world != config.world)
     changed = changed_arithmetic(beginning.commit, arithmetic)
     holders.progress.with_more = partial(_with_rank0, config, rank0, holders.closer, committer, changed)
     try:

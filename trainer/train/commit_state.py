@@ -25,7 +25,7 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
-from headrace.codec import NotUnderstood
+from headrace.codec import NotUnderstood, plain, typed
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
@@ -35,7 +35,7 @@ from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.relative_names import InvalidName, path_below
-from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, read_commit
+from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, CommitManifest, read_commit
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.dense.flat_dense import PREFIX
@@ -312,8 +312,7 @@ def _restored_message(beginning: RestartPoint | None) -> dict[str, Any]:
     assert beginning is not None, "rank 0"
     if (commit := beginning.commit) is None or beginning.head is None:
         return {"commit": None if commit is None else str(commit.folder)}
-    manifest = {key: commit.manifest[key] for key in ("files", "shards", "objects", "objects_at", "state")}
-    return {"commit": commit.name, "manifest": manifest}
+    return {"commit": commit.name, "manifest": plain(commit.manifest)}
 
 
 def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
@@ -323,10 +322,11 @@ def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
     assert cache is not None, "the launcher names a folder"
     shutil.rmtree(cache, ignore_errors=True)  # of the commit before
     try:
-        commit = Commit(path_below(cache, message["commit"], NAME), message["manifest"])
-        own, uploaded = commit.own_files, commit.objects
+        manifest = typed(CommitManifest, message["manifest"], "manifest")
+        commit = Commit(path_below(cache, message["commit"], NAME), manifest)
     except (InvalidName, NotUnderstood) as error:
         raise CommitDamaged(f"the commit that rank 0 names: {error}") from error
-    objects = PartObjects(commit.manifest["objects_at"], 0)
-    objects.complete(commit.folder, own, uploaded, Deadline.after(RESTORE_S))
+    assert manifest.objects_at is not None, "rank 0 names a commit that is uploaded"
+    objects = PartObjects(manifest.objects_at, 0)
+    objects.complete(commit.folder, commit.own_files, commit.objects, Deadline.after(RESTORE_S))
     return commit

@@ -105,7 +105,7 @@ def completed(recorded: Mapping[str, str], now: Mapping[str, str]) -> dict[str, 
 
 def comparable(commit: Commit, now: Mapping[str, str]) -> Mapping[str, str]:
     """The fingerprint of a commit, to compare with the present one; a change of the job file is no difference."""
-    then = completed(commit.manifest["fingerprint"] or now, now)
+    then = completed(commit.manifest.fingerprint or now, now)
     merged = fill_defaults(commit.state["spec"]).get("dense", {}).get("accumulate", 1) > 1
     return then if merged or ACCUMULATE not in now else {**then, ACCUMULATE: now[ACCUMULATE]}
 
