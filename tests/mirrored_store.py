@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from headrace.blob.signature import UNSIGNED
 from headrace.trainer.checkpoint.commits import FORMAT, Commit, hash_of, name_of, read_commit, write_manifest
+from headrace.trainer.checkpoint.mirror import FetchedCommit, Mirror, MirrorCatalog
 from tests.fakes.manifests import manifest_of
 
 
@@ -23,6 +25,18 @@ def make_commit(store: Path, version, files, *, job="job", timeline="t1", genera
     manifest = manifest_of(name, format=FORMAT, job=job, files={path: hash_of(folder / path) for path in files})
     write_manifest(folder, manifest)
     return LocalCommit(folder, read_commit(folder).manifest)
+
+
+def read_catalog(uri, deadline, signature=UNSIGNED) -> MirrorCatalog:
+    return Mirror.open(uri, deadline, signature).catalog(deadline)
+
+
+def fetch(uri, store, job, deadline, signature=UNSIGNED) -> FetchedCommit:
+    return Mirror.open(uri, deadline, signature).fetch(store, job, deadline)
+
+
+def repair(uri, commit, bad, deadline) -> None:
+    Mirror.open(uri, deadline).repair(commit, bad, deadline)
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

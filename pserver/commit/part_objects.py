@@ -1,15 +1,18 @@
-"""The files of commits in an object store: uploaded by the process that wrote them, fetched by the one that needs them.
+"""The files of commits in blob stores: the one way to upload them, and the one way to fetch them.
+
+With `store.parts = "object"` the process that wrote a file uploads it, and the one that needs it fetches it.
 
     parts/<generation>/<sha256>     the content, as the generation of workers that uploaded it named it
 
-So no process reads a folder of another one, and its own folder is a cache. trainer.checkpoint.object_commits decides
-which commits count; trainer.checkpoint.part_garbage removes what no commit names.
+So no process reads a folder of another one, and its own folder is a cache. trainer.checkpoint.object_store decides
+which commits count, and removes what no commit names. trainer.checkpoint.mirror names contents in its own way.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +20,8 @@ from headrace.blob.blob_errors import BlobUnavailable, SourceDamaged
 from headrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, open_blobs
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
-from headrace.durable import REAL
-from headrace.errors import Unwritable
+from headrace.durable import REAL, writing
+from headrace.errors import HeadraceError, Unwritable
 from headrace.pserver.errors import PartsUnavailable, StoreDamaged, StoreFailed
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName, path_below
@@ -36,6 +39,70 @@ def key_of(generation: int, sha256: str) -> str:
     return f"{FOLDER}/{generation}/{sha256}"
 
 
+class ContentLost(HeadraceError):
+    """A store has no content under a key, or another one."""
+
+    def __init__(self, path: str, key: str, *, replaced: bool) -> None:
+        """`path`: of the file that was wanted."""
+        super().__init__(f"{path}: {key} {'has other bytes' if replaced else 'is missing'}")
+        self.path, self.key, self.replaced = path, key, replaced
+
+
+def upload_files(
+    blobs: BlobStore,
+    folder: Path,
+    files: Mapping[str, StoredFile],
+    key_of_content: Callable[[str], str],
+    deadline: Deadline,
+) -> None:
+    """Upload every content of `files`, by path in `folder`, to the key for its SHA-256.
+
+    Raises SourceDamaged where a file has other bytes than were written, and BlobUnavailable.
+    """
+    wanted = {file.sha256: (folder / path, file.num_bytes) for path, file in files.items()}
+
+    def put(sha256: str) -> None:
+        path, num_bytes = wanted[sha256]
+        blobs.put(key_of_content(sha256), checked_file(path, sha256, num_bytes), deadline)
+
+    run_parallel(put, wanted)
+
+
+def fetch_files(
+    blobs: BlobStore,
+    folder: Path,
+    files: Mapping[str, StoredFile],
+    key_of_content: Callable[[str], str],
+    deadline: Deadline,
+) -> None:
+    """Fetch `files` to their paths in `folder`. A file gets its name when it is whole, right and synced.
+
+    Raises InvalidName where a path leads out of `folder`, and then nothing is fetched; ContentLost, Unwritable, and
+    BlobUnavailable.
+    """
+    targets = {path: path_below(folder, path) for path in files}
+
+    def fetch(path: str) -> None:
+        file, target, key = files[path], targets[path], key_of_content(files[path].sha256)
+        unfinished = target.with_name(f"{target.name}{UNFINISHED}")
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if blobs.download(key, unfinished, deadline) != (file.sha256, file.num_bytes):
+                raise ContentLost(path, key, replaced=True)
+            with writing(target):
+                REAL.rename(unfinished, target)
+        except FileNotFoundError:
+            raise ContentLost(path, key, replaced=False) from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    run_parallel(fetch, targets)
+    for parent in {target.parent for target in targets.values()}:
+        with writing(parent):
+            REAL.sync_folder(parent)
+
+
 class PartObjects:
     """Connects at the first call.
 
@@ -45,8 +112,6 @@ class PartObjects:
     def __init__(self, address: str, generation: int) -> None:
         self._address, self.generation = address, generation
         self._blobs: BlobStore | None = None
-        self.uploaded_bytes = 0
-        """Bytes uploaded so far."""
 
     def upload(
         self, folder: Path, files: Mapping[str, StoredFile], known: Mapping[str, int], deadline: Deadline
@@ -56,17 +121,9 @@ class PartObjects:
         `known` are those of the parent commit: only these are not uploaded again. StoreDamaged: a file has other bytes
         than were written.
         """
-        wanted = {file.sha256: (path, file.num_bytes) for path, file in files.items() if file.sha256 not in known}
-
-        def put(sha256: str) -> None:
-            path, num_bytes = wanted[sha256]
-            content = checked_file(folder / path, sha256, num_bytes)
-            self._store(deadline).put(key_of(self.generation, sha256), content, deadline)
-
+        wanted = {path: file for path, file in files.items() if file.sha256 not in known}
         with _translated():
-            self._store(deadline)
-            run_parallel(put, wanted)
-        self.uploaded_bytes += sum(num_bytes for _, num_bytes in wanted.values())
+            upload_files(self._store(deadline), folder, wanted, partial(key_of, self.generation), deadline)
         return {file.sha256: known.get(file.sha256, self.generation) for file in files.values()}
 
     def complete(
@@ -74,43 +131,30 @@ class PartObjects:
     ) -> list[str]:
         """Make `files`, by path in `folder`, what they should be; returns the paths that were fetched.
 
-        Files that are there are read and compared. A fetched file gets its name when it is whole, right and synced.
-        StoreDamaged: the store lacks a content, or `objects` does not name it; or a path leads out of `folder`, and
-        then nothing is fetched.
+        Files that are there are read and compared. StoreDamaged: the store lacks a content, or `objects` does not name
+        it; or a path leads out of `folder`, and then nothing is fetched.
         """
-
-        def fetch(path: str) -> None:
-            file, target = files[path], targets[path]
-            if file.sha256 not in objects:
-                raise StoreDamaged(f"{target}: is not what was committed, and the object store does not have it")
-            key = key_of(objects[file.sha256], file.sha256)
-            self._download(key, file, target, deadline)
-
         with _translated():
             targets = {path: path_below(folder, path) for path in files}
-            missing = [path for path, file in files.items() if not is_whole(targets[path], file)]
-            run_parallel(fetch, missing)
-            for parent in {targets[path].parent for path in missing}:
-                REAL.sync_folder(parent)
-        return missing
-
-    def _download(self, key: str, file: StoredFile, target: Path, deadline: Deadline) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f"{target.name}{UNFINISHED}")
-        try:
-            found = self._store(deadline).download(key, unfinished, deadline)
-            if found != (file.sha256, file.num_bytes):
-                raise StoreDamaged(f"{key}: the object store has other bytes under this name")
-            REAL.rename(unfinished, target)
-        except FileNotFoundError:
-            raise StoreDamaged(f"{key}: a part of the commit is not in the object store") from None
-        finally:
-            unfinished.unlink(missing_ok=True)
+            missing = {path: file for path, file in files.items() if not is_whole(targets[path], file)}
+            for path, file in missing.items():
+                if file.sha256 not in objects:
+                    raise StoreDamaged(
+                        f"{targets[path]}: is not what was committed, and the object store does not have it"
+                    )
+            if missing:
+                at = partial(_key_in, objects)
+                fetch_files(self._store(deadline), folder, missing, at, deadline)
+        return list(missing)
 
     def _store(self, deadline: Deadline) -> BlobStore:
         if self._blobs is None:
             self._blobs = open_blobs(parse(self._address), "parts in", deadline)
         return self._blobs
+
+
+def _key_in(objects: Mapping[str, int], sha256: str) -> str:
+    return key_of(objects[sha256], sha256)
 
 
 def is_whole(path: Path, file: StoredFile) -> bool:
@@ -141,6 +185,11 @@ def _translated() -> Iterator[None]:
         yield
     except (SourceDamaged, InvalidName) as error:
         raise StoreDamaged(str(error)) from error
+    except ContentLost as error:
+        why = "the object store has other bytes under this name"
+        raise StoreDamaged(
+            f"{error.key}: {why if error.replaced else 'a part of the commit is not in the object store'}"
+        ) from None
     except BlobUnavailable as error:
         raise PartsUnavailable(str(error)) from error
     except (Unwritable, OSError) as error:

@@ -5,7 +5,8 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits
-from headrace.trainer.checkpoint.store_readers import MirrorReader, ObjectStoreReader
+from headrace.trainer.checkpoint.mirror import Mirror
+from headrace.trainer.checkpoint.object_store import ObjectStore
 from headrace.trainer.journal.log_file import newest_generation
 
 FETCH_S = 3600.0
@@ -26,7 +27,7 @@ class HeadReplaced(HeadraceError):
 
 def check_fresh(job: LoadedJob) -> None:
     """Raise SpecError where the object store is the truth and holds a run: a fresh one needs another prefix."""
-    if job.spec.store.parts == "object" and (claimed := _object_store(job).newest_generation()):
+    if job.spec.store.parts == "object" and (claimed := _newest_generation(job)):
         raise SpecError(
             f"{job.spec.store.mirror} holds a run, up to generation {claimed}, and --fresh removes only folders: "
             "choose another prefix, or remove this one with the tools of your object store",
@@ -47,7 +48,9 @@ def fetch_commits(job: LoadedJob, on_line: OnLine, *, fresh: bool) -> int:
 def prepare_store(job: LoadedJob, on_line: OnLine) -> int:
     """Complete the store on this disk from the object store -> the newest generation there."""
     before = newest_generation(job.store / "log")
-    found = _object_store(job).prepare(job.store, job.spec.name)
+    deadline = Deadline.after(FETCH_S)
+    store = _object_store(job, deadline)
+    found = store.prepare(job.store, job.spec.name, store.sequence().catch_up(deadline), deadline)
     place = f"commit {found.newest}" if found.newest else "the initial state"
     if found.log_lost:
         on_line(LAUNCHER, f"the log was on another disk; continuing at {place}, on a new timeline")
@@ -59,7 +62,7 @@ def prepare_store(job: LoadedJob, on_line: OnLine) -> int:
 def check_head(job: LoadedJob, last: int) -> None:
     """Raise HeadReplaced where another head has claimed the job since the generation `last` of this one."""
     if last and job.spec.store.parts == "object":
-        claimed = _object_store(job).newest_generation()
+        claimed = _newest_generation(job)
         if claimed > last:
             raise HeadReplaced(job.spec.name, claimed, last)
 
@@ -71,17 +74,25 @@ def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
     """
     if job.spec.store.mirror is None or newest_generation(job.store / "log"):
         return 0
-    mirror = MirrorReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(FETCH_S))
+    deadline = Deadline.after(FETCH_S)
+    mirror = Mirror.of(job.spec.store, job.spec.name, job.folder, deadline)
     if Commits(job.store).names():  # fetched by a run that was killed before its first claim
-        return mirror.newest_generation()
-    if mirror.is_empty():
+        return mirror.newest_generation(deadline)
+    catalog = mirror.catalog(deadline)
+    if not catalog.commits and not catalog.damaged:
         return 0
-    fetched = mirror.fetch(job.store, job.spec.name)
+    fetched = mirror.fetch(job.store, job.spec.name, deadline)
     for reason in fetched.passed_over:
         on_line(LAUNCHER, f"skipped in the mirror: {reason}")
     on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")
     return fetched.generation
 
 
-def _object_store(job: LoadedJob) -> ObjectStoreReader:
-    return ObjectStoreReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(FETCH_S))
+def _newest_generation(job: LoadedJob) -> int:
+    """The newest generation that has claimed the job in its object store; 0 if none has."""
+    deadline = Deadline.after(FETCH_S)
+    return _object_store(job, deadline).sequence().catch_up(deadline).generation
+
+
+def _object_store(job: LoadedJob, deadline: Deadline) -> ObjectStore:
+    return ObjectStore.of(job.spec.store, job.spec.name, job.folder, deadline)

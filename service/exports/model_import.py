@@ -20,7 +20,7 @@ from headrace.service.cluster.store import RUN, claimed, clear_run, remove
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits
-from headrace.trainer.checkpoint.store_readers import MirrorReader
+from headrace.trainer.checkpoint.mirror import Mirror
 from headrace.trainer.importing.first_commit import ImportResult, make_first_commit
 from headrace.trainer.importing.model_shapes import shapes_of
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
@@ -94,7 +94,7 @@ def _check_empty(job: LoadedJob, *, fresh: bool) -> None:
             "store.path",
         )
     store, deadline = job.spec.store, Deadline.after(MIRROR_S)
-    if store.mirror is not None and MirrorReader.of(store, job.spec.name, job.folder, deadline).commit_names():
+    if store.mirror is not None and Mirror.of(store, job.spec.name, job.folder, deadline).catalog(deadline).commits:
         raise SpecError(
             f"{store.mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
         )

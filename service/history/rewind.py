@@ -12,8 +12,9 @@ from headrace.service.history.verification import damage_in
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
+from headrace.trainer.checkpoint.mirror import Mirror
+from headrace.trainer.checkpoint.object_store import ObjectStore
 from headrace.trainer.checkpoint.rewind import rewind, rewind_anew, skip
-from headrace.trainer.checkpoint.store_readers import MirrorReader, ObjectStoreReader
 from headrace.trainer.journal.log import read as read_records
 from headrace.trainer.journal.log_file import LogDamaged
 from headrace.trainer.journal.partitions import SkippedRange
@@ -49,8 +50,9 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
     """
     with stopped(job.store, job.spec.name):
         if job.spec.store.parts == "object":
-            objects = ObjectStoreReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(MIRROR_S))
-            objects.prepare(job.store, job.spec.name)
+            deadline = Deadline.after(MIRROR_S)
+            objects = ObjectStore.of(job.spec.store, job.spec.name, job.folder, deadline)
+            objects.prepare(job.store, job.spec.name, objects.sequence().catch_up(deadline), deadline)
         commits, past = Commits(job.store), lineage(job.store)
         commit = find_commit(job.store, to)
         if damage := damage_in(job.store, commit.name):
@@ -87,7 +89,9 @@ def _mirrored(job: LoadedJob) -> list[str]:
     """Names of the commits in the job's mirror."""
     if job.spec.store.mirror is None:
         return []
-    return MirrorReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(MIRROR_S)).commit_names()
+    deadline = Deadline.after(MIRROR_S)
+    catalog = Mirror.of(job.spec.store, job.spec.name, job.folder, deadline).catalog(deadline)
+    return [commit.name for commit in catalog.commits]
 
 
 def skip_job(job: LoadedJob, wanted: SkippedRange, reason: str) -> list[int]:

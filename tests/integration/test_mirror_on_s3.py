@@ -18,11 +18,9 @@ from headrace.deadline import Deadline
 from headrace.durable import locked
 from headrace.errors import HeadraceError
 from headrace.retry import Backoff
-from headrace.trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
-from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
-from headrace.trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
+from headrace.trainer.checkpoint.mirror import LOCK, Mirror, MirrorEmpty, MirrorUploader
 from headrace.trainer.job_status import MirrorStatus
-from tests.mirrored_store import files_below, make_commit
+from tests.mirrored_store import fetch, files_below, make_commit, read_catalog, repair
 from tests.s3_server import proxy, s3  # noqa: F401
 
 MIB = 1 << 20

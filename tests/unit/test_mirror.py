@@ -14,12 +14,10 @@ from headrace.codec import plain
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unwritable
 from headrace.trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
-from headrace.trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_catalog
-from headrace.trainer.checkpoint.mirror_catalog import read_manifest
-from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
+from headrace.trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_manifest
 from headrace.trainer.config import StoreSection
 from tests.fakes.manifests import manifest_of
-from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
+from tests.mirrored_store import LocalCommit, fetch, files_below, kept_in_mirror, make_commit, read_catalog, repair
 
 SOON = 30.0
 
@@ -45,7 +43,7 @@ def commit(tmp_path, version, files=None, **more) -> LocalCommit:
 
 
 def test_the_mirror_needs_no_torch():
-    modules = "headrace.trainer.checkpoint.mirror_uploader, headrace.trainer.checkpoint.mirror_fetch"
+    modules = "headrace.trainer.checkpoint.mirror, headrace.trainer.checkpoint.object_store"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

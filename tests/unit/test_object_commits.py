@@ -16,9 +16,13 @@ from headrace.pserver.errors import PartsUnavailable, StoreDamaged
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.checkpoint.commits import FORMAT, MANIFEST, Commits, hash_of, name_of, write_manifest
-from headrace.trainer.checkpoint.object_commits import ObjectCommits
-from headrace.trainer.checkpoint.object_store import ObjectStore, complete_commit
-from headrace.trainer.checkpoint.part_garbage import RetiredCommit, removable
+from headrace.trainer.checkpoint.object_store import (
+    ObjectCommits,
+    ObjectStore,
+    RetiredCommit,
+    complete_commit,
+    removable,
+)
 from headrace.trainer.fence.fence_records import FenceClaim, LogMode
 from headrace.trainer.job_status import ObjectStatus
 from headrace.trainer.journal.log import Superseded

@@ -20,7 +20,7 @@ from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName, path_below, relative_name
 from headrace.trainer.checkpoint.commits import CommitDamaged, canonical, parse_manifest
 from headrace.trainer.checkpoint.handover import handed_over
-from headrace.trainer.checkpoint.mirror_catalog import read_manifest
+from headrace.trainer.checkpoint.mirror import read_manifest
 from headrace.trainer.exports.destination import ExportUnusable, folder_destination
 from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.pointers import read_current

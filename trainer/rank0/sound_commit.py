@@ -17,8 +17,7 @@ from headrace.trainer.checkpoint.commits import (
     NewerFormat,
     problems_of,
 )
-from headrace.trainer.checkpoint.mirror import read_catalog
-from headrace.trainer.checkpoint.mirror_fetch import repair
+from headrace.trainer.checkpoint.mirror import Mirror
 from headrace.trainer.checkpoint.object_store import complete_commit
 from headrace.trainer.checkpoint.rewind import Lineage
 from headrace.trainer.rank0.object_head import ObjectHead
@@ -54,7 +53,7 @@ def newest_sound(
                 complete_commit(commit, Deadline.after(MIRROR_S))
             problems = head.problems_of(commit) if head is not None and uploaded else problems_of(commit, checked)
             if problems and uri is not None and not uploaded:
-                repair(uri, commit, sorted(problems), Deadline.after(MIRROR_S))
+                _mirror(uri).repair(commit, sorted(problems), Deadline.after(MIRROR_S))
                 log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))
                 problems = problems_of(commit)
         except NewerFormat:
@@ -85,5 +84,9 @@ def new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, st
     whole = commits.whole()
     last = max([taken, *(commit.order[0] for commit in whole)])
     if uri is not None:
-        last = max([last, *(timeline for timeline, _, _ in read_catalog(uri, Deadline.after(MIRROR_S)).orders)])
+        last = max([last, *(timeline for timeline, _, _ in _mirror(uri).catalog(Deadline.after(MIRROR_S)).orders)])
     return f"t{last + 1}", whole[-1].name if whole else None
+
+
+def _mirror(uri: str) -> Mirror:
+    return Mirror.open(uri, Deadline.after(MIRROR_S))

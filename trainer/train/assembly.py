@@ -39,8 +39,8 @@ from headrace.shared_folder import digests
 from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
 from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.checkpoint.committer import Committer
-from headrace.trainer.checkpoint.mirror_uploader import MirrorUploader
-from headrace.trainer.checkpoint.object_commits import ObjectCommits
+from headrace.trainer.checkpoint.mirror import MirrorUploader
+from headrace.trainer.checkpoint.object_store import ObjectCommits
 from headrace.trainer.collectives.rank_store import meet_trainers
 from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
