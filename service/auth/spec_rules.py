@@ -20,7 +20,7 @@ from headrace.service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, Res
 from headrace.service.auth.config import ANY_MORE, AllowSection
 from headrace.service.spec.job import LoadedJob
 from headrace.text_kinds import TextKind
-from headrace.trainer.models.registry import ALL_MODELS
+from headrace.trainer.models.registry import MODELS
 from headrace.trainer.predict.prediction_plan import names_commit, servers_of
 
 MAX_NAME = 128
@@ -129,7 +129,7 @@ class SpecRules:
                 assert_never(holds)
 
     def _check_model(self, name: str, at: str) -> None:
-        models = tuple(ALL_MODELS) if self._allow.models is None else self._allow.models
+        models = tuple(MODELS.own) if self._allow.models is None else self._allow.models
         if name not in models:
             at = at.removesuffix("_path")
             raise SpecError(f"{name!r} is not allowed here; allowed: {', '.join(models)} (allow.models)", at)

@@ -15,7 +15,7 @@ from headrace.service.cluster.store import check_free
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.models.class_check import check_class
+from headrace.trainer.models.user_classes import check_class
 from headrace.trainer.rank0.logged_specs import replay_first
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from headrace.relative_names import MAX_PATH_BYTES
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.exports.export_settings import ExportLocation, address_of, destination_of
 from headrace.trainer.guard_config import RollbackSection
-from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import check_section
 from headrace.trainer.spec.class_rules import check_class_rules
 from headrace.trainer.spec.dense_rules import check_dense_rules
@@ -51,7 +51,7 @@ def check_references(job: TrainerJob) -> None:
     check_dense_rules(job)
     if job.train.mode == "geo":
         _check_geo(job)
-    check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
+    check_section(job.model, Shape.of(schema, job.tables, [task.name for task in job.tasks]))
     check_class_rules(job)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")

@@ -17,7 +17,7 @@ from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotS
 from headrace.trainer.models.outputs import check_outputs
 from headrace.trainer.models.registry import MODELS, load_model
 from headrace.trainer.train.activations import saved_activations
-from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
+from tests.fakes.model_settings import MODEL_NAMES, NEEDS_SEQUENCE, fitting
 
 B, L = 12, 5
 USERS_MODEL = '''
@@ -50,7 +50,7 @@ class Tower(nn.Module):
         logits_BT = self.last(torch.relu(self.first(torch.cat(parts, 1))))
         return {task: logits_BT[:, t] for t, task in enumerate(self.tasks)}
 '''
-NAMES = [*MODELS, "mine:Tower"]
+NAMES = [*MODEL_NAMES, "mine:Tower"]
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def random_inputs(shape, num_samples=B, seed=0):
 
 def fields_of(name):
     """The settings of one of our models."""
-    return MODELS[name].settings.model_fields if name in MODELS else {}
+    return MODELS.load(name).model_fields if name in MODEL_NAMES else {}
 
 
 def cases(build):
@@ -241,7 +241,7 @@ def test_these_models_say_so(name, tmp_path):
 def test_a_tower_is_the_model_in_blocks(build):
     for case, shape in cases(build).items():
         model = build(shape)
-        assert hasattr(model, "tower") == (build.name in MODELS and MODELS[build.name].is_tower)
+        assert hasattr(model, "tower") == (build.name in MODEL_NAMES and MODELS.load(build.name).has_tower)
         if not hasattr(model, "tower"):
             return
         inputs, _ = random_inputs(shape)
@@ -311,7 +311,7 @@ def test_it_learns_a_small_problem(build):
     assert last < 0.4 * first
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lr", "fm")])
+@pytest.mark.parametrize("name", [name for name in MODEL_NAMES if name not in ("lr", "fm")])
 def test_settings_change_the_model(name):
     shape = SHAPES["a sequence and two tasks"]
 
@@ -319,7 +319,7 @@ def test_settings_change_the_model(name):
         torch.manual_seed(1)
         return load_model(ModelSection(name=name, settings=fitting(name, shape) | settings), shape, Path("."))
 
-    with_towers = [{"towers": [6]}] if "towers" in MODELS[name].settings.model_fields else []
+    with_towers = [{"towers": [6]}] if "towers" in fields_of(name) else []
     models = [built(**settings) for settings in ({}, {"hidden": [7, 5, 3]}, *with_towers)]
     assert len({sum(p.numel() for p in model.parameters()) for model in models}) == len(models)
     linear = built(hidden=[])

@@ -1,18 +1,19 @@
-"""Settings of our models that fit a shape: those that name slots have no default."""
+"""Headrace's models of tasks with logits, and settings of any model that fit a shape."""
 
 from typing import Any
 
 from headrace.trainer.models.contract import Shape
+from headrace.trainer.models.registry import MODELS
 
-NEEDS_SEQUENCE = ("din", "sasrec")
+MODEL_NAMES = [name for name in MODELS.own if not MODELS.load(name).of_classes]
+NEEDS_SEQUENCE = tuple(name for name in MODEL_NAMES if "sequence" in MODELS.load(name).model_fields)
 
 
 def fitting(name: str, shape: Shape) -> dict[str, Any]:
-    """The settings that model `name` needs for `shape`, as [model.settings] holds them."""
-    pooled = [slot.name for slot in shape.pooled if slot.dim]
-    named = {
-        "din": {"target": pooled[-1:]},
-        "sasrec": {"target": pooled[-1:], "sequence": [slot.name for slot in shape.sequences][:1]},
-        "two_tower": {"item": pooled[:1]},
-    }
-    return {key: value if key == "item" else value[0] for key, value in named.get(name, {}).items() if value}
+    """The settings that a model needs for `shape`, as [model.settings] holds them: keys that name slots."""
+    pooled, sequences = [slot.name for slot in shape.pooled if slot.dim], [slot.name for slot in shape.sequences]
+    fields = MODELS.load(name).model_fields if name in MODELS.names() else {}
+    slots = {"target": pooled[-1:], "item": pooled[:1], "sequence": sequences[:1]}
+    if "sequence" in fields and fields["sequence"].default == ():  # all of them
+        slots.pop("sequence")
+    return {key: names[0] for key, names in slots.items() if key in fields and names}

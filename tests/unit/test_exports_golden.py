@@ -27,12 +27,12 @@ from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import ServedRows, write_model
 from headrace.trainer.exports.onnx_model import with_weights
 from headrace.trainer.exports.request import ExportRequest
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
-from headrace.trainer.models.needs import shape_of
-from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.models.registry import load_model
 from headrace.trainer.train.exporting import ExportStager
 from headrace.trainer.train.tracing import input_names
-from tests.fakes.model_settings import fitting
+from tests.fakes.model_settings import MODEL_NAMES, fitting
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = Schema.of(
@@ -79,7 +79,7 @@ class World:
         self.shards = EmbeddedShards(tables, seed=3)
         self.rng = np.random.default_rng(5)
         self._learn(tables)
-        shape = shape_of(SCHEMA, tables, [task.name for task in TASKS])
+        shape = Shape.of(SCHEMA, tables, [task.name for task in TASKS])
         settings = fitting(model, shape)
         self.model = load_model(ModelSection(name=model, settings=settings), shape, folder)
         with torch.no_grad():
@@ -250,7 +250,7 @@ def test_a_table_that_the_stream_leaves_out_is_named(tmp_path):
 
 def test_the_document_names_the_inputs_of_the_onnx_in_order():
     document = describe(SCHEMA, TABLES, TASKS, ExportSection())
-    shape = shape_of(SCHEMA, TABLES, [task.name for task in TASKS])
+    shape = Shape.of(SCHEMA, TABLES, [task.name for task in TASKS])
     assert [each["name"] for each in document["inputs"]] == input_names(shape)
     assert {each["name"]: each["shape"] for each in document["inputs"]} == {
         "user": ["B", 4], "tags": ["B", 4], "item": ["B", 4], "words": ["B", 4], "seen": ["B", 4, 4],
@@ -289,7 +289,7 @@ def test_who_replays_needs_no_torch():
 
 
 @pytest.mark.parametrize("kernel", Kernel)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_every_model_of_ours_is_exported_with_a_dense_onnx_that_agrees(model, kernel, tmp_path):
     """Whatever kernels it is trained with. A module that cannot be traced is only warned of: this asks for the file."""
     world = World(tmp_path, ExportSection(), model, tables=EQUAL)

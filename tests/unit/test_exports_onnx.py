@@ -15,10 +15,10 @@ from headrace.errors import BadInput
 from headrace.trainer.config import ModelSection, TaskSection
 from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
 from headrace.trainer.models.contract import Shape, SlotShape
-from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.models.registry import load_model
 from headrace.trainer.replica.serving_model import DenseGraph
 from headrace.trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
-from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
+from tests.fakes.model_settings import MODEL_NAMES, NEEDS_SEQUENCE, fitting
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
@@ -34,8 +34,8 @@ SHAPES = {
     "one": Shape((SlotShape("a", 4, True),), (), (), ("ctr",)),
     "weights alone": Shape((SlotShape("a", 0, True), SlotShape("b", 0, True)), (), (), ("ctr",)),
 }
-USUAL = [(model, "all") for model in MODELS] + [
-    (model, "pooled") for model in MODELS if model not in (*NEEDS_SEQUENCE, "esmm")
+USUAL = [(model, "all") for model in MODEL_NAMES] + [
+    (model, "pooled") for model in MODEL_NAMES if model not in (*NEEDS_SEQUENCE, "esmm")
 ]
 SHAPED = USUAL + [("deepfm", "sequences"), ("dlrm", "one"), ("dlrm", "sequences"), ("lr", "weights alone")]
 
@@ -86,7 +86,7 @@ def test_towers_low_rank_dropout_and_slots_of_different_lengths_are_traced():
     assert difference(template, model, shape) < 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_replica_predicts_as_torch_with_weights_as_inputs(name):
     shape = SHAPES["all"]
     model = load_model(ModelSection(name=name, settings=fitting(name, shape)), shape, Path("."))

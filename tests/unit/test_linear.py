@@ -28,9 +28,9 @@ from headrace.trainer.models.linear import (
     table_of,
     use_table,
 )
-from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.models.registry import load_model
 from headrace.trainer.train.tracing import FrozenModel
-from tests.fakes.model_settings import fitting
+from tests.fakes.model_settings import MODEL_NAMES, fitting
 
 KERNELS = st.builds(ProductKernels, *[st.sampled_from(Kernel)] * 3)
 WIDTH = st.integers(1, 70)
@@ -162,7 +162,7 @@ SHAPE = Shape(
 )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_product_with_weights_of_our_models_follows_the_table(name, monkeypatch):
     """No layer multiplies past the table, and every size that is used is declared, so that it is measured."""
     model = load_model(ModelSection(name=name, settings=fitting(name, SHAPE)), SHAPE, Path("."))
@@ -179,7 +179,7 @@ def test_every_product_with_weights_of_our_models_follows_the_table(name, monkey
 
 
 @needs_onednn
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_our_models_predict_and_learn_alike_with_both_kernels(name):
     torch.manual_seed(3)
     model = load_model(ModelSection(name=name, settings=fitting(name, SHAPE)), SHAPE, Path("."))

@@ -41,6 +41,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from headrace.dataset.spec.schema import Schema, Slot
+    from headrace.pserver.config import TableSection
+
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
@@ -67,6 +70,21 @@ class Shape:
     """Dense slots: name and size."""
     tasks: tuple[str, ...]
     """Names of the tasks."""
+
+    @classmethod
+    def of(cls, schema: "Schema", tables: "Mapping[str, TableSection]", tasks: Sequence[str]) -> "Shape":
+        """The shape of a job."""
+
+        def shape(slot: "Slot") -> SlotShape:
+            table = tables[slot.sparse.table]
+            return SlotShape(slot.name, table.dim, table.first_order, slot.sparse.max_len or 1)
+
+        return cls(
+            pooled=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling != "none"),
+            sequences=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling == "none"),
+            dense=tuple((slot.name, getattr(slot.entry, "size", 1)) for slot in schema.dense),
+            tasks=tuple(tasks),
+        )
 
     @property
     def dense_size(self) -> int:

@@ -31,7 +31,6 @@ class VectorCrossLayer(nn.Module):
 class Dcn(nn.Module):
     """Deep & Cross Network."""
 
-    Settings = DcnSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: DcnSettings) -> None:

@@ -34,8 +34,6 @@ class MatrixCrossLayer(nn.Module):
 class DcnV2(nn.Module):
     """Deep & Cross Network V2."""
 
-    Settings = DcnV2Settings
-
     def __init__(self, shape: Shape, settings: DcnV2Settings) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks

@@ -31,7 +31,6 @@ class ResidualUnit(nn.Module):
 class DeepCrossing(nn.Module):
     """Deep Crossing."""
 
-    Settings = DeepCrossingSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: DeepCrossingSettings) -> None:

@@ -11,11 +11,9 @@ from headrace.trainer.models.settings import DeepFmSettings
 
 
 class DeepFm(nn.Module):
-    Settings = DeepFmSettings
-
     def __init__(self, shape: Shape, settings: DeepFmSettings) -> None:
         super().__init__()
-        self._fields, self._stacked, self._tasks = Fields(shape, "deepfm"), StackedInput(shape), shape.tasks
+        self._fields, self._stacked, self._tasks = Fields(shape), StackedInput(shape), shape.tasks
         self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout, self._stacked.part_widths)
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.wide = Wide(shape)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from headrace.trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from headrace.trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
 from headrace.trainer.models.linear import Linear
-from headrace.trainer.models.settings import DinSettings
-from headrace.trainer.models.slot_settings import din_slots, without
+from headrace.trainer.models.settings import DinSettings, without
 
 
 class ActivationUnit(nn.Module):
@@ -60,12 +59,11 @@ class TargetAttention(nn.Module):
 class Din(nn.Module):
     """Deep Interest Network."""
 
-    Settings = DinSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: DinSettings) -> None:
         super().__init__()
-        target, attended = din_slots(shape, settings)
+        target, attended = settings.slots(shape)
         self._target, self._tasks = target.name, shape.tasks
         self._attended = {slot.name: slot.dim for slot in attended}
         self._others = StackedInput(without(shape, attended))

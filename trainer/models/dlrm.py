@@ -13,11 +13,9 @@ from headrace.trainer.models.settings import DlrmSettings
 
 
 class Dlrm(nn.Module):
-    Settings = DlrmSettings
-
     def __init__(self, shape: Shape, settings: DlrmSettings) -> None:
         super().__init__()
-        self._fields, self._tasks, self._dense_axis = Fields(shape, "dlrm"), shape.tasks, dense_axis(shape)
+        self._fields, self._tasks, self._dense_axis = Fields(shape), shape.tasks, dense_axis(shape)
         dim, num_fields = self._fields.dim, self._fields.num_fields
         self.bottom = Mlp(shape.dense_size, (*settings.bottom, dim), settings.dropout) if shape.dense_size else None
         num_fields += self.bottom is not None

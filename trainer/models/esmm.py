@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
 from headrace.trainer.models.layers import Mlp, StackedInput, Wide, by_task, tower_axes
 from headrace.trainer.models.linear import Linear
-from headrace.trainer.models.needs import two_tasks
 from headrace.trainer.models.settings import EsmmSettings
 
 
@@ -27,12 +26,10 @@ def product_logit(one_B: Tensor, other_B: Tensor) -> Tensor:
 
 
 class Esmm(nn.Module):
-    Settings = EsmmSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: EsmmSettings) -> None:
         super().__init__()
-        two_tasks(shape, "esmm")
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
         self.towers = nn.ModuleList()
         for _ in shape.tasks:

@@ -15,8 +15,7 @@ from headrace.trainer.models.carried_weights import NotCarried
 from headrace.trainer.models.contract import Axis, Inputs, Shape, SlotAxes
 from headrace.trainer.models.layers import ChosenInput, FirstOrder, Heads, Mlp, StackedInput, by_task
 from headrace.trainer.models.linear import Linear
-from headrace.trainer.models.settings import FinalMlpSettings
-from headrace.trainer.models.slot_settings import context_shapes, width_of
+from headrace.trainer.models.settings import FinalMlpSettings, width_of
 
 
 class Gates(nn.Module):
@@ -71,14 +70,13 @@ class BilinearFusion(nn.Module):
 class FinalMlp(nn.Module):
     """FinalMLP: two towers and their bilinear fusion."""
 
-    Settings = FinalMlpSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: FinalMlpSettings) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
         width, num_tasks = self._stacked.width, len(shape.tasks)
-        contexts = context_shapes(shape, settings)
+        contexts = settings.contexts(shape)
         self.gates = nn.ModuleList(
             Gates(shape, context, settings.gate_hidden, width) for context in (contexts if settings.gates else ())
         )

@@ -8,17 +8,13 @@ from torch import Tensor, nn
 
 from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
 from headrace.trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum
-from headrace.trainer.models.needs import first_order
 from headrace.trainer.models.settings import FmSettings
 
 
 class FactorizationMachine(nn.Module):
-    Settings = FmSettings
-
     def __init__(self, shape: Shape, settings: FmSettings) -> None:
         super().__init__()
-        first_order(shape, "fm")
-        self._fields, self._tasks = Fields(shape, "fm"), shape.tasks
+        self._fields, self._tasks = Fields(shape), shape.tasks
         self.wide = Wide(shape)
         self.pairs = TaskScale(len(shape.tasks))
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headrace.trainer.models.contract import Axis, AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from headrace.trainer.models.linear import KernelUser, Linear, linear
-from headrace.trainer.models.needs import some_values, vectors_of_one_length
 
 
 def mean_over_sequence(values_BLD: Tensor, mask_BL: Tensor) -> Tensor:
@@ -47,7 +46,6 @@ class StackedInput:
     """All inputs concatenated: pooled vectors in the order of the spec, means of sequences, dense values."""
 
     def __init__(self, shape: Shape) -> None:
-        some_values(shape, "this model")
         self._pooled = [slot.name for slot in shape.pooled if slot.dim]
         self._sequences = [slot.name for slot in shape.sequences if slot.dim]
         self._has_dense = shape.dense_size > 0
@@ -107,9 +105,8 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 class Fields:
     """All slots as vectors of one length, for models with interactions: pooled slots, then means of sequences."""
 
-    def __init__(self, shape: Shape, model: str) -> None:
+    def __init__(self, shape: Shape) -> None:
         slots = shape.pooled + shape.sequences
-        vectors_of_one_length(shape, model)
         self._num_pooled = len(shape.pooled)
         self._sequences = [slot.name for slot in shape.sequences]
         self.names = [slot.name for slot in slots]

@@ -8,17 +8,12 @@ from torch import Tensor, nn
 
 from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
 from headrace.trainer.models.layers import Wide, by_task
-from headrace.trainer.models.needs import first_order, some_slot
 from headrace.trainer.models.settings import LrSettings
 
 
 class LogisticRegression(nn.Module):
-    Settings = LrSettings
-
     def __init__(self, shape: Shape, settings: LrSettings) -> None:
         super().__init__()
-        some_slot(shape, "lr")
-        first_order(shape, "lr")
         self.wide = Wide(shape)
         self._tasks = shape.tasks
 

@@ -16,7 +16,6 @@ from headrace.trainer.models.settings import MmoeSettings
 
 
 class Mmoe(nn.Module):
-    Settings = MmoeSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: MmoeSettings) -> None:

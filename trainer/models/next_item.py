@@ -20,11 +20,9 @@ from headrace.trainer.models.contract import Inputs, Shape, Targets
 from headrace.trainer.models.layers import ChosenInput, Mlp
 from headrace.trainer.models.linear import Linear
 from headrace.trainer.models.settings import NextItemSettings
-from headrace.trainer.models.slot_settings import user_shape
 
 
 class NextItem(nn.Module):
-    Settings = NextItemSettings
     for_losses = ("user_vector", "items", "scores")
     served = ("items", "scores")
     """Outputs of an export beside the task: (B, K) numbers and cosines of the best items, the best one first."""
@@ -34,7 +32,7 @@ class NextItem(nn.Module):
         self._shape, self._settings, self._task = shape, settings, shape.tasks[0]
         self._seed = torch.initial_seed()
         self._margins = Margins(settings.scale, settings.margin1, settings.margin2, settings.margin3)
-        self._inputs = ChosenInput(shape, user_shape(shape, settings))
+        self._inputs = ChosenInput(shape, settings.user(shape))
         deep = Mlp(self._inputs.width, settings.hidden, 0.0)
         self.user = nn.Sequential(deep, Linear(deep.width, settings.dim))
         full = settings.mode == "full"

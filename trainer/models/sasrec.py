@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from headrace.trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from headrace.trainer.models.layers import Heads, Mlp, StackedInput, TaskScale, Wide, by_task
 from headrace.trainer.models.linear import Linear
-from headrace.trainer.models.settings import SasrecSettings
-from headrace.trainer.models.slot_settings import sasrec_slots, without
+from headrace.trainer.models.settings import SasrecSettings, without
 
 
 class Positions(nn.Module):
@@ -145,12 +144,11 @@ class SequenceEncoder(nn.Module):
 class Sasrec(nn.Module):
     """SASRec: attention over a sequence, from left to right."""
 
-    Settings = SasrecSettings
     parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: SasrecSettings) -> None:
         super().__init__()
-        target, sequence = sasrec_slots(shape, settings)
+        target, sequence = settings.slots(shape)
         self._target, self._sequence, self._tasks = target.name, sequence.name, shape.tasks
         self._others = StackedInput(without(shape, [sequence]))
         self.encoder = SequenceEncoder(sequence.max_len, sequence.dim, settings)

@@ -1,13 +1,22 @@
-"""Settings of Headrace's own models: the keys of [model.settings].
+"""Headrace's own models, each as its section of the job file: settings, what it needs of the slots, and its module.
 
-This module does not import torch, so that a spec is checked without it. Each model is a file beside this one.
+A section is checked without torch, so a module is a file beside this one, which `build` imports. To add a model: its
+section here and its name in trainer.models.registry, and a file with its module.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import override
 
 from headrace.config import Section
+from headrace.errors import SpecError
+from headrace.trainer.models.contract import Shape, SlotShape
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def _several(value: object) -> object:
@@ -22,19 +31,190 @@ Hidden = Annotated[tuple[Width, ...], Field(max_length=64)]
 Layers = Annotated[int, Field(ge=1, le=64)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 SlotName = Annotated[str, Field(min_length=1, max_length=128)]
-"""trainer.models.slot_settings refuses a name that no slot has, so such a key holds no other text."""
+"""Each section refuses a name that no slot has, so such a key holds no other text."""
 SlotNames = Annotated[tuple[SlotName, ...], BeforeValidator(_several), Field(max_length=1024)]
 
 
-class LrSettings(Section):
+Need = Callable[[Shape, str], None]
+"""A requirement on the slots, called with the shape and the name of the model. Raises SpecError, which names the slot
+or key and says how to change it."""
+
+
+class ModelSettings(Section):
+    """The section [model.settings] of a model that has a name, and what the model says of itself without torch."""
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Its requirements on the slots."""
+    has_tower: ClassVar[bool] = False
+    """Whether its module has a `tower` (trainer.models.contract)."""
+    of_classes: ClassVar[bool] = False
+    """Whether it is for one task with loss "softmax", which says which of `classes` is the right one."""
+
+    def check(self, shape: Shape, name: str) -> None:
+        """Raise SpecError, with the key, if the slots do not fit. `name`: that of the model."""
+        for need in self.needs:
+            need(shape, name)
+
+    def build(self, shape: Shape) -> "nn.Module":
+        """The module, for slots that `check` took."""
+        raise NotImplementedError
+
+
+# -- requirements of several models
+
+
+def some_slot(shape: Shape, model: str) -> None:
+    """Require a slot to learn from."""
+    if not shape.pooled and not shape.sequences and not shape.dense_size:
+        raise SpecError(f"{model} needs a sparse or dense slot to learn from", "slots")
+
+
+def some_values(shape: Shape, model: str) -> None:
+    """Require a vector or a dense value."""
+    if not sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size:
+        raise SpecError(
+            f"{model} needs vectors or dense values: there is no dense slot and every table has dim = 0", "model.name"
+        )
+
+
+def vectors_of_one_length(shape: Shape, model: str) -> None:
+    """Require sparse slots whose vectors all have one length."""
+    slots = shape.pooled + shape.sequences
+    if not slots:
+        raise SpecError(f"{model} needs at least one sparse slot", "model.name")
+    first = slots[0]
+    if other := next((slot for slot in slots if slot.dim != first.dim), None):
+        raise SpecError(
+            f"{model} needs vectors of one length: slot {first.name!r} has dim {first.dim}, slot {other.name!r} "
+            f"{other.dim}; give their tables the same dim",
+            "model.name",
+        )
+    if not first.dim:
+        raise SpecError(
+            f"{model} needs vectors: the table of slot {first.name!r} has dim = 0; use lr, or raise it", "model.name"
+        )
+
+
+def first_order(shape: Shape, model: str) -> None:
+    """Require first-order weights for every sparse slot: a linear model reads nothing else."""
+    missing = [repr(slot.name) for slot in shape.pooled + shape.sequences if not slot.first_order]
+    if missing:
+        raise SpecError(
+            f"{model} reads first-order weights, and the tables of slots {', '.join(missing)} have none; "
+            "set first_order = true",
+            "model.name",
+        )
+
+
+def two_tasks(shape: Shape, model: str) -> None:
+    """Require two tasks: the click, then the click with a conversion."""
+    if len(shape.tasks) != 2:  # noqa: PLR2004
+        raise SpecError(
+            f"{model} needs two tasks, the click and then the click with a conversion; there are {len(shape.tasks)}",
+            "model.name",
+        )
+
+
+# -- slots that settings name
+
+
+def without(shape: Shape, sequences: Sequence[SlotShape]) -> Shape:
+    """The shape without these sequences."""
+    names = {slot.name for slot in sequences}
+    return replace(shape, sequences=tuple(slot for slot in shape.sequences if slot.name not in names))
+
+
+def width_of(shape: Shape) -> int:
+    """Number of values of all slots, side by side."""
+    return sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size
+
+
+def _part(shape: Shape, names: set[str], *, inside: bool) -> Shape:
+    def pick(slots: tuple[SlotShape, ...]) -> tuple[SlotShape, ...]:
+        return tuple(slot for slot in slots if (slot.name in names) == inside)
+
+    dense = tuple((name, size) for name, size in shape.dense if (name in names) == inside)
+    return replace(shape, pooled=pick(shape.pooled), sequences=pick(shape.sequences), dense=dense)
+
+
+def _target(shape: Shape, model: str, name: str | None) -> SlotShape:
+    if name is None:
+        raise _refusal(f'{model} needs the slot of the item that is judged: target = "article"', "target")
+    target = _named(shape.pooled, name, "target", "a sparse slot with pooling")
+    _has_vector(target, model, "target")
+    return target
+
+
+def _sequences(shape: Shape, model: str) -> tuple[SlotShape, ...]:
+    found = tuple(slot for slot in shape.sequences if slot.dim)
+    if not found:
+        raise _refusal(f'{model} needs a sequence: a slot with pooling = "none" and vectors', "sequence")
+    return found
+
+
+def _one_length(target: SlotShape, sequence: SlotShape, model: str) -> None:
+    if target.dim != sequence.dim:
+        raise _refusal(
+            f"{model} needs vectors of one length: slot {target.name!r} has dim {target.dim}, slot {sequence.name!r} "
+            f"{sequence.dim}; give their tables the same dim",
+            "sequence",
+        )
+
+
+def _has_vector(slot: SlotShape, model: str, key: str) -> None:
+    if not slot.dim:
+        raise _refusal(f"{model} needs vectors: the table of slot {slot.name!r} has dim = 0", key)
+
+
+def _named(slots: Sequence[SlotShape], name: str, key: str, kind: str) -> SlotShape:
+    found = next((slot for slot in slots if slot.name == name), None)
+    if found is None:
+        raise _refusal(f"{name!r} is not {kind}; there are: {_listed(slots)}", key)
+    return found
+
+
+def _known(shape: Shape, names: Sequence[str], key: str) -> None:
+    known = [slot.name for slot in shape.pooled + shape.sequences] + [name for name, _ in shape.dense]
+    if missing := next((name for name in names if name not in known), None):
+        raise _refusal(f"{missing!r} is no sparse or dense slot; there are: {', '.join(known)}", key)
+
+
+def _listed(slots: Sequence[SlotShape]) -> str:
+    return ", ".join(repr(slot.name) for slot in slots) or "none"
+
+
+def _refusal(message: str, key: str) -> SpecError:
+    return SpecError(message, f"model.settings.{key}")
+
+
+# -- the models
+
+
+class LrSettings(ModelSettings):
     """lr has none."""
 
+    needs = (some_slot, first_order)
 
-class FmSettings(Section):
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.lr import LogisticRegression
+
+        return LogisticRegression(shape, self)
+
+
+class FmSettings(ModelSettings):
     """fm has none."""
 
+    needs = (first_order, vectors_of_one_length)
 
-class PerceptronSettings(Section):
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.fm import FactorizationMachine
+
+        return FactorizationMachine(shape, self)
+
+
+class PerceptronSettings(ModelSettings):
     """Settings of every model with a multi-layer perceptron."""
 
     hidden: Hidden = (128, 64)
@@ -53,23 +233,56 @@ class DeepSettings(PerceptronSettings):
 class WideDeepSettings(DeepSettings):
     """wide_deep."""
 
+    needs = (some_values,)
+    has_tower = True
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.wide_deep import WideDeep
+
+        return WideDeep(shape, self)
+
 
 class DeepFmSettings(DeepSettings):
     """deepfm."""
+
+    needs = (vectors_of_one_length,)
+    has_tower = True
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.deepfm import DeepFm
+
+        return DeepFm(shape, self)
 
 
 class DeepCrossingSettings(DeepSettings):
     """deep_crossing."""
 
+    needs = (some_values,)
+    has_tower = True
     hidden: Hidden = (128, 128)
     """Inner widths of the residual units, one unit each."""
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.deep_crossing import DeepCrossing
+
+        return DeepCrossing(shape, self)
 
 
 class DcnSettings(DeepSettings):
     """dcn."""
 
+    needs = (some_values,)
     cross_layers: Layers = 2
     """Number of cross layers: the highest degree of interactions minus one."""
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.dcn import Dcn
+
+        return Dcn(shape, self)
 
 
 class DcnV2Settings(DcnSettings):
@@ -80,17 +293,31 @@ class DcnV2Settings(DcnSettings):
     structure: Literal["parallel", "stacked"] = "parallel"
     """"parallel": cross and deep part side by side; "stacked": the deep part reads the output of the cross part."""
 
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.dcn_v2 import DcnV2
+
+        return DcnV2(shape, self)
+
 
 class DlrmSettings(DeepSettings):
     """dlrm."""
 
+    needs = (vectors_of_one_length,)
     bottom: Hidden = (64,)
     """Widths of the layers for dense values, without the last one, which has the length of the vectors."""
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.dlrm import Dlrm
+
+        return Dlrm(shape, self)
 
 
 class DinSettings(DeepSettings):
     """din."""
 
+    needs = (some_values,)
     target: SlotName | None = None
     """Sparse slot with the item that is judged: it is compared with each item of the sequences. Required."""
     sequence: SlotNames = ()
@@ -100,10 +327,31 @@ class DinSettings(DeepSettings):
     softmax: bool = False
     """Whether the weights of a sequence sum to 1. The paper leaves them as they are: many similar items weigh more."""
 
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.slots(shape)
+
+    def slots(self, shape: Shape) -> tuple[SlotShape, tuple[SlotShape, ...]]:
+        """The target, and the sequences it is compared with."""
+        target, sequences = _target(shape, "din", self.target), _sequences(shape, "din")
+        names = self.sequence or tuple(slot.name for slot in sequences)
+        attended = tuple(_named(sequences, name, "sequence", 'a slot with pooling = "none"') for name in names)
+        for slot in attended:
+            _one_length(target, slot, "din")
+        return target, attended
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.din import Din
+
+        return Din(shape, self)
+
 
 class SasrecSettings(DeepSettings):
     """sasrec."""
 
+    needs = (some_values,)
     target: SlotName | None = None
     """Sparse slot with the item that is judged. Required."""
     sequence: SlotName | None = None
@@ -117,10 +365,35 @@ class SasrecSettings(DeepSettings):
     attention_heads: Annotated[int, Field(ge=1, le=64)] = 1
     """Parts of the vectors that attend by themselves; it must divide their length."""
 
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.slots(shape)
+
+    def slots(self, shape: Shape) -> tuple[SlotShape, SlotShape]:
+        """The target, and the sequence that the blocks read."""
+        target, sequences = _target(shape, "sasrec", self.target), _sequences(shape, "sasrec")
+        if self.sequence is None and len(sequences) > 1:
+            raise _refusal(f"sasrec reads one sequence: name it, as {_listed(sequences)} are there", "sequence")
+        name = self.sequence or sequences[0].name
+        sequence = _named(sequences, name, "sequence", 'a slot with pooling = "none"')
+        _one_length(target, sequence, "sasrec")
+        if sequence.dim % self.attention_heads:
+            heads = self.attention_heads
+            raise _refusal(f"{heads} does not divide {sequence.dim}, the dim of slot {name!r}", "attention_heads")
+        return target, sequence
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.sasrec import Sasrec
+
+        return Sasrec(shape, self)
+
 
 class TwoTowerSettings(PerceptronSettings):
     """two_tower."""
 
+    needs = (some_values,)
     item: SlotNames = ()
     """Slots of the item; the first one, a sparse slot, tells items apart. All other slots are the user's. Required."""
     dim: Width = 32
@@ -140,10 +413,38 @@ class TwoTowerSettings(PerceptronSettings):
     recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)
     """Recall is measured in the batch: the share of clicks whose item is among the so many best items of the batch."""
 
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.sides(shape)
 
-class NextItemSettings(Section):
+    def sides(self, shape: Shape) -> tuple[Shape, Shape]:
+        """The slots of the user, and those of the item in the order of the spec."""
+        if not self.item:
+            raise _refusal('two_tower needs the slots of the item: item = ["article"]', "item")
+        _known(shape, self.item, "item")
+        first = _named(shape.pooled, self.item[0], "item", "a sparse slot with pooling: it tells items apart")
+        _has_vector(first, "two_tower", "item")
+        item = set(self.item)
+        user, items = _part(shape, item, inside=False), _part(shape, item, inside=True)
+        if not width_of(user):
+            raise SpecError(
+                "two_tower needs slots of the user: vectors or dense values beside those of the item", "slots"
+            )
+        return user, items
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.two_tower import TwoTower
+
+        return TwoTower(shape, self)
+
+
+class NextItemSettings(ModelSettings):
     """next_item."""
 
+    needs = (some_values,)
+    of_classes = True
     hidden: Hidden = (128, 64)
     """Widths of the hidden layers of the user's perceptron."""
     classes: Annotated[int, Field(ge=2, le=1 << 24)]
@@ -190,21 +491,56 @@ class NextItemSettings(Section):
             raise ValueError(f"top = {self.top} is more than the {self.classes} items: lower it")
         return self
 
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.user(shape)
+
+    def user(self, shape: Shape) -> Shape:
+        """The slots that the model reads."""
+        _known(shape, self.without, "without")
+        user = _part(shape, set(self.without), inside=False)
+        if not width_of(user):
+            raise _refusal("the slots that are left have neither vectors nor dense values", "without")
+        return user
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.next_item import NextItem
+
+        return NextItem(shape, self)
+
 
 class MmoeSettings(DeepSettings):
     """mmoe."""
 
+    needs = (some_values,)
     experts: Annotated[int, Field(ge=1, le=256)] = 4
     """Number of perceptrons; each has the layers `hidden`."""
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.mmoe import Mmoe
+
+        return Mmoe(shape, self)
 
 
 class EsmmSettings(PerceptronSettings):
     """esmm."""
 
+    needs = (some_values, two_tasks)
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.esmm import Esmm
+
+        return Esmm(shape, self)
+
 
 class FinalMlpSettings(PerceptronSettings):
     """finalmlp."""
 
+    needs = (some_values,)
     second_hidden: Hidden = (128, 64)
     """Widths of the layers of the second perceptron; `hidden` has those of the first."""
     bilinear_heads: Annotated[int, Field(ge=1, le=64)] = 1
@@ -217,3 +553,31 @@ class FinalMlpSettings(PerceptronSettings):
     """The same for the second perceptron."""
     gate_hidden: Hidden = (32,)
     """Widths of the layers between these slots and the gates."""
+
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.contexts(shape)
+
+    def contexts(self, shape: Shape) -> tuple[Shape, Shape]:
+        """The slots of the contexts of both perceptrons."""
+        found = []
+        for key, names in (("first_context", self.first_context), ("second_context", self.second_context)):
+            if names and not self.gates:
+                raise _refusal("it is of no use with gates = false", key)
+            _known(shape, names, key)
+            context = _part(shape, set(names), inside=True)
+            if names and not width_of(context):
+                raise _refusal("its slots have neither vectors nor dense values", key)
+            found.append(context)
+        for hidden in (self.hidden, self.second_hidden):
+            width = hidden[-1] if hidden else width_of(shape)
+            if width % self.bilinear_heads:
+                raise _refusal(f"{self.bilinear_heads} does not divide {width}, the last width", "bilinear_heads")
+        return found[0], found[1]
+
+    @override
+    def build(self, shape: Shape) -> "nn.Module":
+        from headrace.trainer.models.finalmlp import FinalMlp
+
+        return FinalMlp(shape, self)

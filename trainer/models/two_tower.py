@@ -20,7 +20,6 @@ from headrace.trainer.models.contract import Inputs, Shape, SlotAxes, Targets
 from headrace.trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
 from headrace.trainer.models.linear import Linear
 from headrace.trainer.models.settings import TwoTowerSettings
-from headrace.trainer.models.slot_settings import tower_shapes
 
 MIXERS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014)."""
@@ -98,13 +97,12 @@ class ItemCache(nn.Module):
 class TwoTower(nn.Module):
     """The product of a user's and an item's vector."""
 
-    Settings = TwoTowerSettings
     parameters_in_calls = True
     for_losses = ("user_vector", "item_vector")
 
     def __init__(self, shape: Shape, settings: TwoTowerSettings) -> None:
         super().__init__()
-        user, item = tower_shapes(shape, settings)
+        user, item = settings.sides(shape)
         self._settings, self._tasks, self._item = settings, shape.tasks, settings.item[0]
         self.user, self.item = Tower(shape, user, settings), Tower(shape, item, settings)
         self.factor_T = nn.Parameter(torch.ones(len(shape.tasks)))

@@ -12,8 +12,6 @@ from headrace.trainer.models.settings import WideDeepSettings
 
 
 class WideDeep(nn.Module):
-    Settings = WideDeepSettings
-
     def __init__(self, shape: Shape, settings: WideDeepSettings) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks

@@ -3,9 +3,8 @@
 from headrace.dataset.pipe.label_bounds import LabelBounds
 from headrace.errors import SpecError
 from headrace.trainer.config import TaskSection, TrainerJob
+from headrace.trainer.models.registry import is_of_classes
 
-MODEL = "next_item"
-"""The model of Headrace with such a task."""
 WHOLE_NUMBERS = ("uint64", "int64")
 
 
@@ -13,22 +12,22 @@ def label_bounds_of(job: TrainerJob) -> list[LabelBounds]:
     """The labels that tasks take; "mse" takes any number."""
     found = [LabelBounds.of_probability(task.label, task.mask) for task in job.tasks if task.loss == "bce"]
     number = job.model.settings.get("classes")
-    if job.model.name != MODEL or not isinstance(number, int):
+    if not is_of_classes(job.model.name) or not isinstance(number, int):
         return found
     return found + [LabelBounds.of_classes(task.label, number) for task in job.tasks if task.loss == "softmax"]
 
 
 def has_divided_classes(job: TrainerJob) -> bool:
     """Whether classes of a model of Headrace are divided over trainers, so that none has the whole model."""
-    return job.model.name == MODEL and job.model.settings.get("mode", "full") != "full"
+    return is_of_classes(job.model.name) and job.model.settings.get("mode", "full") != "full"
 
 
 def check_class_rules(job: TrainerJob) -> None:
     """Raise SpecError for a task with many classes that does not fit the rest."""
     many = [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]
-    if job.model.name == MODEL and (len(job.tasks) > 1 or not many):
+    if is_of_classes(job.model.name) and (len(job.tasks) > 1 or not many):
         raise SpecError(
-            'next_item has one task, with loss = "softmax" and the number of the item as its label', "tasks"
+            f'{job.model.name} has one task, with loss = "softmax" and the number of the item as its label', "tasks"
         )
     for number in many:
         _check_task(job, job.tasks[number], f"tasks.{number}")
@@ -37,7 +36,7 @@ def check_class_rules(job: TrainerJob) -> None:
 
 
 def _check_task(job: TrainerJob, task: TaskSection, path: str) -> None:
-    if job.model.name is not None and job.model.name != MODEL:
+    if job.model.name is not None and not is_of_classes(job.model.name):
         raise SpecError(f'"softmax" is the loss of model "next_item"; {job.model.name} has none', f"{path}.loss")
     types = {name: getattr(slot, "type", "") for slot in job.slots for name in slot.expanded()}
     if types.get(task.label) not in WHOLE_NUMBERS:

@@ -17,7 +17,7 @@ from headrace.config import Section, validate
 from headrace.errors import SpecError
 from headrace.renamed_keys import with_present_names
 from headrace.trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
-from headrace.trainer.models.registry import ALL_MODELS
+from headrace.trainer.models.registry import MODELS, settings_of
 
 FIRST = 1
 """The set of a logged or committed spec without a number."""
@@ -79,8 +79,8 @@ def _written_out(section: Section, dumped: dict[str, Any], table: Frozen) -> dic
             dumped[key] = default[key]
         else:
             dumped[key] = _value(getattr(section, name), dumped[key], table)
-    if isinstance(section, ModelSection) and section.name is not None and section.name in ALL_MODELS:
-        settings = validate(ALL_MODELS[section.name].settings, section.settings)
+    if isinstance(section, ModelSection) and section.name is not None and section.name in MODELS.names():
+        settings = settings_of(section)
         dumped["settings"] = _written_out(settings, settings.model_dump(mode="json", by_alias=True), table)
     return dumped
 

@@ -43,8 +43,9 @@ def _check_pipeline(job: TrainerJob) -> None:
     """Raise SpecError for a setting that does not work with stages of the model on the trainers."""
     pipeline = 'dense.strategy = "pipeline"'
     name = job.model.name
-    towers = ", ".join(f'"{each}"' for each, model in MODELS.items() if model.is_tower)
-    if name is not None and name in MODELS and not MODELS[name].is_tower:
+    model = MODELS.load(name) if name is not None and name in MODELS.names() else None
+    if model is not None and not model.has_tower and not model.of_classes:
+        towers = ", ".join(f'"{each}"' for each in MODELS.own if MODELS.load(each).has_tower)
         raise SpecError(f'"{name}" has no layers that can be divided, as {pipeline} needs; use {towers}', "model.name")
     if softmax := [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]:
         raise SpecError(f'"softmax" does not work with {pipeline}', f"tasks.{softmax[0]}.loss")

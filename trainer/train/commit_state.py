@@ -48,7 +48,6 @@ from headrace.trainer.features.default_rows import widths_of
 from headrace.trainer.metrics.meter import MeterState
 from headrace.trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
 from headrace.trainer.models.contract import Shape
-from headrace.trainer.models.needs import shape_of
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.standby import Standby
 from headrace.trainer.spec.defaults import fill_defaults
@@ -162,7 +161,7 @@ def _job_of(spec: Mapping[str, Any]) -> TrainerJob:
 
 
 def _shape_of(job: TrainerJob) -> Shape:
-    return shape_of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
+    return Shape.of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
 
 
 def _inputs(shape: Shape) -> tuple[tuple[tuple[str, int], ...], ...]:

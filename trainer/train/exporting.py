@@ -44,7 +44,7 @@ from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable
 from headrace.trainer.features.default_rows import default_rows_of, widths_of, without_marks
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import KernelPooling
-from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.changes import schema_of
 from headrace.trainer.status.progress import TrainerProgress
@@ -86,7 +86,7 @@ class ExportStager:
         self._frozen: FrozenModel | None = None
         try:
             self._frozen = FrozenModel(model, tasks)
-            template = trace(model, shape_of(schema, tables, [task.name for task in tasks]), tasks)
+            template = trace(model, Shape.of(schema, tables, [task.name for task in tasks]), tasks)
         except TraceFailed as error:
             self._why = str(error)
             log.warning("exports will have no dense.onnx: %s", error)

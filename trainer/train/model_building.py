@@ -9,7 +9,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import load_model
 
 
@@ -18,7 +18,7 @@ def build_model(
 ) -> nn.Module:
     """The model at its initial weights: the same on every rank, but for what a model divides over `ranks`."""
     torch.manual_seed(derive(job.seed, "model"))
-    shape = shape_of(schema, job.tables, [task.name for task in job.tasks])
+    shape = Shape.of(schema, job.tables, [task.name for task in job.tasks])
     model = load_model(job.model, shape, folder)
     if ranks is not None and (divide := getattr(model, "divide", None)) is not None:
         divide(ranks, device)

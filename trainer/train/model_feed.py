@@ -31,7 +31,7 @@ from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.trainer.config import ExportSection, TrainerJob, WorkerConfig
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.default_rows import default_rows_of, widths_of
-from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.train.commit_state import StateHolders
@@ -81,7 +81,7 @@ class FeedContent:
 
         def onnx() -> bytes | None:
             try:
-                return trace(model, shape_of(schema, job.tables, [task.name for task in job.tasks]), job.tasks)
+                return trace(model, Shape.of(schema, job.tables, [task.name for task in job.tasks]), job.tasks)
             except TraceFailed as error:
                 log.warning("replicas that follow the live feed have no ONNX: %s", error)
                 return None

@@ -24,7 +24,7 @@ from headrace.trainer.metrics.custom import MAX_SIZE, RESERVED, Metric
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
 from headrace.trainer.metrics.observed import ObservedBatch, ids_of
-from headrace.trainer.models.registry import import_class
+from headrace.trainer.models.user_classes import import_class
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
 from headrace.trainer.train.step import ForwardResult

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headrace.dataset.spec.schema import Schema
 from headrace.service.spec.job import load_job
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import load_model
 from tests.bench.hybrid.cluster import BATCH, HERE, Cluster
 
@@ -91,7 +91,7 @@ def job_of(model: str) -> TrainerJob:
 def num_parameters(model: str) -> int:
     """Dense parameters of a model."""
     job = job_of(model)
-    shape = shape_of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
+    shape = Shape.of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
     return sum(each.numel() for each in load_model(job.model, shape, HERE).parameters())
 
 

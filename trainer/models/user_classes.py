@@ -1,15 +1,18 @@
-"""Checks that a user's class exists, a model or a metric, without running its module: the file is found and parsed.
+"""Classes of users, a model or a metric, named "package.module:Class" in the job file.
 
-Building the class is the work of trainer.models.registry. This module does not import torch.
+A check of the job file finds and parses the file, and runs nothing of it; a trainer imports it. This module does not
+import torch.
 """
 
 import ast
 import difflib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from headrace.errors import SpecError
 
@@ -71,3 +74,32 @@ def _names(tree: ast.AST) -> Iterator[str]:
             yield node.asname or node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+
+
+def import_class(path: str, folder: Path, key: str) -> type:
+    """The class at "package.module:Class", imported from `folder`, for the key of the spec that names it.
+
+    Raises SpecError.
+    """
+    module_name, class_name = split_class(path, key)
+    module = _import(module_name, folder, key)
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"{module.__file__} has no class {class_name!r}{hint}", key)
+    return found
+
+
+def _import(name: str, folder: Path, key: str) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise SpecError(f"no module {error.name!r} in {folder}, nor installed", key) from None
+        raise SpecError(f"module {name!r} needs {error.name!r}, which is not installed", key) from error
+    except (ImportError, SyntaxError) as error:
+        raise SpecError(f"module {name!r} cannot be imported: {error}", key) from error
