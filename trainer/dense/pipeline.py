@@ -26,6 +26,7 @@ from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_s
 from headrace.trainer.dense.flat_parameters import FlatParameters, begins_of
 from headrace.trainer.dense.stages import Stage
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.models.contract import Declared
 
 Parts = Mapping[str, Mapping[str, F32]]
 """For each parameter, by name: its weights, under "", and its parts of the optimizer's state."""
@@ -181,14 +182,14 @@ class PipelineDense(FlatDense):
 
 def _stage_of(model: nn.Module, ranks: Ranks) -> Stage:
     """The stage of this rank. Raises SpecError."""
-    kind, tower = type(model).__name__, getattr(model, "tower", None)
-    if tower is None:
+    kind, declared = type(model).__name__, Declared.of(model)
+    if declared.tower is None:
         raise SpecError(
             f'the model {kind} has no `tower`, whose blocks dense.strategy = "pipeline" divides among trainers',
             "model",
         )
-    for name in ("losses", "measures"):
-        if hasattr(model, name):
+    for name, found in (("losses", declared.losses), ("measures", declared.measures)):
+        if found is not None:
             raise SpecError(
                 f'the model {kind} has `{name}`, which dense.strategy = "pipeline" does not compute', "model"
             )
@@ -199,7 +200,7 @@ def _stage_of(model: nn.Module, ranks: Ranks) -> Stage:
         )
     if any(value.device.type != "cpu" for value in state.values()):
         raise SpecError('dense.strategy = "pipeline" works on CPUs only: set "cpu"', "train.device")
-    stage = Stage(tower(), ranks.rank, ranks.world)
+    stage = Stage(declared.tower(), ranks.rank, ranks.world)
     if not len(stage.blocks):
         log.warning("trainer %d has no block of the tower: there are fewer blocks than trainers", ranks.rank)
     return stage

@@ -21,6 +21,7 @@ from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.buffers import Buffers
 from headrace.trainer.dense.flat_parameters import FlatParameters, digest_of
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.models.contract import Declared
 
 Awaiting = Callable[[], AbstractContextManager[None]]
 
@@ -41,7 +42,7 @@ def keys_of(num_slices: int) -> NDArray[np.uint64]:
 
 def in_order(model: nn.Module) -> bool:
     """Whether a model says that it uses parameters only in calls of the modules that hold them."""
-    return bool(getattr(model, "parameters_in_calls", False))
+    return Declared.of(model).parameters_in_calls
 
 
 class _BeforeCall:

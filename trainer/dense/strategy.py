@@ -24,6 +24,7 @@ from headrace.trainer.dense.pipeline import PipelineDense
 from headrace.trainer.dense.shard_slices import Awaiting, ShardDense
 from headrace.trainer.dense.sharded import ShardedDense
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.models.contract import Declared
 
 
 class DenseStrategy(Protocol):
@@ -173,5 +174,5 @@ def dense_strategy(
         known = ", ".join(sorted(STRATEGIES))
         raise SpecError(f'there is no strategy "{config.strategy}"; known: {known}', "dense.strategy")
     strategy = STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, awaiting, seed)
-    rows = getattr(model, "class_rows", None)
+    rows = Declared.of(model).class_rows
     return strategy if rows is None else ClassSlicesDense(strategy, rows, config, ranks)

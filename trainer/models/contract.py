@@ -4,45 +4,30 @@ A model is a torch module that is built as `Class(shape, settings)` and called w
 (loss "bce") or value (loss "mse") for each task under the task's name, (B,) each, and other tensors to measure under
 other names. It holds only dense parameters: rows of embedding tables are inputs, and shards update them.
 
-A module may declare `Settings`, a `headrace.config.Section`: the settings in the spec are then checked and passed as an
-instance of it; otherwise they are a dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
-further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight. If it takes a
-third argument, that is the batch's `Targets`. It may define `measures(outputs, inputs, targets)`: tensors of any shape
-by name, measured and not learnt, as other outputs are. It may declare `for_losses = ("name",)`: outputs that only these
-two read, and which are not measured.
+A module may say more of itself, by attributes and methods with the names of the fields of `Declared`. A user's class
+may also declare `Settings`, a `headrace.config.Section`: the settings in the spec are then checked and passed as an
+instance of it; otherwise they are a dictionary.
 
 A task with loss "softmax" gets its loss of each sample from `losses`, under its own name; `Targets.class_B` has the
 right classes. While gradients are computed, the model's output of such a task is not read; else it is the probability
-of the best class. `served = ("name",)` are further outputs for exports, which are there without gradients.
-
-A model that divides parameters over ranks defines `divide(ranks, device)`, called once on each rank when it is built;
-`whole()`, a copy with all of them, of any value; and `follow()`, by which a rank without a batch makes the collectives
-of `losses` and its backward pass. It keeps its own part as `class_rows` (trainer.classes.class_rows), not as
-parameters; then `losses` is called with gradients only.
-
-It may declare `parameters_in_calls = True`: then each parameter is used only while the module that holds it is called,
-so a layer's parameters may arrive when the forward pass has begun (`dense.slice_floats`).
-
-It may define `slot_axes() -> SlotAxes`: which axes of its weights have places for slots. A job whose slots change then
-goes on with its weights: places are found by name, new ones are zeros, those of removed slots are cut
-(trainer.models.carried_weights). A module without it, or one whose `slot_axes` cannot say so, is a new model then.
-
-It may define `tower() -> DeepTower`: its blocks, one after another. Trainers may then divide them among themselves
-(`dense.strategy = "pipeline"`).
+of the best class.
 
 Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample,
 W width of a tower's input, T tasks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from headrace.dataset.spec.schema import Schema, Slot
     from headrace.pserver.config import TableSection
+    from headrace.trainer.classes.class_rows import ClassRows
+    from headrace.trainer.collectives.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +153,42 @@ class DeepTower:
     """Each takes the (B, width) that the one before returns. No parameter is in two of them."""
     leave: "nn.Module"
     """From the last block's output to the tower's part of the logits, (B, T)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """All that a module may say of itself beside `forward`, under the names of these fields; each may be left out."""
+
+    losses: "Callable[..., Mapping[str, Tensor]] | None" = None
+    """`losses(outputs, inputs)` or `losses(outputs, inputs, targets)`: further losses of each sample, (B,) each, which
+    are added to the tasks' losses with the sample's weight."""
+    measures: "Callable[[Mapping[str, Tensor], Inputs, Targets | None], Mapping[str, Tensor]] | None" = None
+    """Tensors of any shape by name, measured and not learnt, as other outputs are."""
+    for_losses: Sequence[str] = ()
+    """Outputs that only these two read, and which are not measured."""
+    served: Sequence[str] = ()
+    """Further outputs for exports, which are there without gradients."""
+    parameters_in_calls: bool = False
+    """Whether each parameter is used only while the module that holds it is called, so that a layer's parameters may
+    arrive when the forward pass has begun (`dense.slice_floats`)."""
+    slot_axes: Callable[[], SlotAxes] | None = None
+    """Which axes of its weights have places for slots. A job whose slots change then goes on with its weights: places
+    are found by name, new ones are zeros, those of removed slots are cut (trainer.models.carried_weights). A module
+    without it, or one whose `slot_axes` cannot say so, is a new model then."""
+    tower: Callable[[], DeepTower] | None = None
+    """Its blocks, one after another, which trainers may divide among themselves (`dense.strategy = "pipeline"`)."""
+    divide: "Callable[[Ranks, torch.device], None] | None" = None
+    """Divides parameters over ranks: called once on each rank when the model is built. `losses` is then called with
+    gradients only."""
+    class_rows: "ClassRows | None" = None
+    """The divided parameters of this rank, which are no parameters of the module; None if nothing was divided."""
+    whole: "Callable[[], nn.Module] | None" = None
+    """A copy with all parameters, of any value, where they are divided."""
+    follow: Callable[[], None] | None = None
+    """By it a rank without a batch makes the collectives of `losses` and its backward pass."""
+
+    @classmethod
+    def of(cls, module: object) -> "Declared":
+        """All that `module` says now."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: getattr(module, name) for name in names if hasattr(module, name)})

@@ -47,7 +47,7 @@ from headrace.trainer.features.default_rows import PREFIX as DEFAULT_ROW
 from headrace.trainer.features.default_rows import widths_of
 from headrace.trainer.metrics.meter import MeterState
 from headrace.trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
-from headrace.trainer.models.contract import Shape
+from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.standby import Standby
 from headrace.trainer.spec.defaults import fill_defaults
@@ -85,7 +85,7 @@ class ModelWeights:
         learnt = [name for name, each in model.named_parameters() if each.requires_grad]
         counts = [sizes[name] for name in learnt] + list(rows.values())
         begins, length = begins_of([int(np.prod(shape)) for shape in counts])
-        axes = getattr(model, "slot_axes", None)
+        axes = Declared.of(model).slot_axes
         return cls(sizes | rows, axes, dict(zip((*learnt, *rows), begins, strict=True)), length)
 
 

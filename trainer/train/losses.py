@@ -14,7 +14,7 @@ from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.trainer.config import TaskSection
 from headrace.trainer.features.model_inputs import targets_of
 from headrace.trainer.features.training_batches import TrainingBatch
-from headrace.trainer.models.contract import Inputs, Targets
+from headrace.trainer.models.contract import Declared, Inputs, Targets
 
 
 def label_learnt_at_once(join: JoinSection | None) -> str | None:
@@ -41,14 +41,14 @@ WITH_TARGETS = 3
 
 
 class OwnLosses:
-    """`losses`, `measures` and `for_losses` of a model, as trainer.models.contract has them."""
+    """The losses that a model declares: `losses`, `measures`, `for_losses` and `follow`."""
 
     def __init__(self, model: nn.Module, tasks: Sequence[TaskSection], device: torch.device) -> None:
-        self._losses, self._measures = getattr(model, "losses", None), getattr(model, "measures", None)
+        declared = Declared.of(model)
+        self._losses, self._measures = declared.losses, declared.measures
         asks = self._losses is not None and len(inspect.signature(self._losses).parameters) >= WITH_TARGETS
         self._asks, self._device = asks, device
-        self._inner = frozenset(getattr(model, "for_losses", ()))
-        self._tasks, self._follow = tasks, getattr(model, "follow", None)
+        self._inner, self._follow, self._tasks = frozenset(declared.for_losses), declared.follow, tasks
         self._first = tasks[0].name if tasks else ""
         self._own: Mapping[str, Tensor] = {}
         """(B,) the losses of the last batch by name, without its weights."""

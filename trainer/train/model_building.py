@@ -9,7 +9,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.models.contract import Shape
+from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.models.registry import load_model
 
 
@@ -20,6 +20,6 @@ def build_model(
     torch.manual_seed(derive(job.seed, "model"))
     shape = Shape.of(schema, job.tables, [task.name for task in job.tasks])
     model = load_model(job.model, shape, folder)
-    if ranks is not None and (divide := getattr(model, "divide", None)) is not None:
+    if ranks is not None and (divide := Declared.of(model).divide) is not None:
         divide(ranks, device)
     return model.to(device)

@@ -31,7 +31,7 @@ from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.trainer.config import ExportSection, TrainerJob, WorkerConfig
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.default_rows import default_rows_of, widths_of
-from headrace.trainer.models.contract import Shape
+from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.train.commit_state import StateHolders
@@ -95,7 +95,7 @@ class FeedContent:
         facts = job.name, rank0.beginning.timeline, config.generation
         closer = holders.closer
         latest_s = lambda: closer.latest_event_s  # noqa: E731
-        divided = getattr(model, "class_rows", None) is not None
+        divided = Declared.of(model).class_rows is not None
         trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
         memories = tuple(history_tables(schema))
         return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble, memories)

@@ -21,7 +21,7 @@ from headrace.trainer.dense.pipeline import PipelineDense
 from headrace.trainer.dense.stages import Stage
 from headrace.trainer.dense_config import PipelineSection
 from headrace.trainer.features.training_batches import TrainingBatch
-from headrace.trainer.models.contract import DeepTower
+from headrace.trainer.models.contract import Declared
 from headrace.trainer.models.layers import by_task
 from headrace.trainer.train.step import ForwardResult, Stepper
 
@@ -31,7 +31,9 @@ class PipelineStepper(Stepper):
 
     def open_stages(self, model: nn.Module, job: TrainerJob, dense: PipelineDense, ranks: Ranks) -> None:
         """Connect the stages; once, before the first step."""
-        self._tower: DeepTower = model.tower()  # type: ignore[operator]
+        tower = Declared.of(model).tower
+        assert tower is not None, "the strategy refuses a model without one"
+        self._tower = tower()
         kinds = [task.loss for task in job.tasks]
         self._steps = ranks.stages(stage_plan(dense.stage, job.dense.pipeline or PipelineSection(), kinds))
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from headrace.errors import BadInput, HeadraceError
 from headrace.trainer.config import TaskSection
 from headrace.trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
-from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.contract import Declared, Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.linear import NO_TABLE, use_table
 from headrace.trainer.models.outputs import check_outputs
 
@@ -129,13 +129,13 @@ class FrozenModel:
 
 def served(model: nn.Module) -> tuple[str, ...]:
     """Names of the outputs of an export beside the tasks."""
-    return tuple(getattr(model, "served", ()))
+    return tuple(Declared.of(model).served)
 
 
 def whole_of(model: nn.Module) -> nn.Module:
     """A model with all of its parameters, where it has divided them over ranks; else itself."""
-    whole: nn.Module = model.whole() if getattr(model, "class_rows", None) is not None else model  # type: ignore[operator]
-    return whole
+    declared = Declared.of(model)
+    return model if declared.class_rows is None or declared.whole is None else declared.whole()
 
 
 def trace(model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> bytes:
