@@ -30,6 +30,10 @@ MAX_DURATION_S = 36_500 * 86_400.0
 """A hundred years; longer waits overflow clocks."""
 MIN_DURATION_S = 0.001
 """The shortest interval that can be waited for."""
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""The largest float32; tables count and learn in float32."""
+MIN_FLOAT32 = 2.0**-126
+"""The smallest normal float32 above 0; far smaller numbers become 0."""
 
 
 class Section(BaseModel):
@@ -112,6 +116,26 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
 """Number of a slot group; rows store it in 16 bits."""
+
+
+def _is_within(number: float) -> float:
+    if abs(number) > MAX_FLOAT32:
+        raise ValueError(f"is beyond float32, in which it is used; the greatest is {MAX_FLOAT32}")
+    return number
+
+
+def _is_above_0(number: float) -> float:
+    if number < MIN_FLOAT32:
+        raise ValueError(f"is so small that float32, in which it is used, cannot hold it; the least is {MIN_FLOAT32}")
+    return number
+
+
+Float32 = Annotated[float, AfterValidator(_is_within)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_is_within), AfterValidator(_is_above_0)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_is_within)]
+Rate = Annotated[float, Field(gt=0, le=1), AfterValidator(_is_above_0)]
+Beta = Annotated[float, Field(ge=0, le=1 - 2**-24)]
+"""Decay of a moment: below 1, also as float32."""
 
 
 def _path_of_a_folder(text: str) -> str:

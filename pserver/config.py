@@ -9,38 +9,36 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.address import LOOPBACK_INTERFACE
-from headrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, Seed, Size, SlotGroup
+from headrace.config import MAX_FLOAT32 as MAX_FLOAT32
+from headrace.config import Beta as Beta
+from headrace.config import (
+    Count,
+    Float32,
+    PositiveCount,
+    PositiveDuration,
+    PositiveSize,
+    Section,
+    Seed,
+    Size,
+    SlotGroup,
+)
+from headrace.config import NotNegative as NotNegative
+from headrace.config import Positive as Positive
+from headrace.config import Rate as Rate
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
+from headrace.pserver.row_optimizers import Adagrad as Adagrad
+from headrace.pserver.row_optimizers import Adam as Adam
+from headrace.pserver.row_optimizers import AnyRowOptimizer
+from headrace.pserver.row_optimizers import Ftrl as Ftrl
+from headrace.pserver.row_optimizers import PaddleAdagrad as PaddleAdagrad
+from headrace.pserver.row_optimizers import PaddleAdam as PaddleAdam
+from headrace.pserver.row_optimizers import Sgd as Sgd
 from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
 
-MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""The largest float32; tables count and learn in float32."""
-MIN_FLOAT32 = 2.0**-126
-"""The smallest normal float32 above 0; far smaller numbers become 0."""
-
-
-def _is_within(number: float) -> float:
-    if abs(number) > MAX_FLOAT32:
-        raise ValueError(f"is beyond float32, in which it is used; the greatest is {MAX_FLOAT32}")
-    return number
-
-
-def _is_above_0(number: float) -> float:
-    if number < MIN_FLOAT32:
-        raise ValueError(f"is so small that float32, in which it is used, cannot hold it; the least is {MIN_FLOAT32}")
-    return number
-
-
-Float32 = Annotated[float, AfterValidator(_is_within)]
-Positive = Annotated[float, Field(gt=0), AfterValidator(_is_within), AfterValidator(_is_above_0)]
-NotNegative = Annotated[float, Field(ge=0), AfterValidator(_is_within)]
-Rate = Annotated[float, Field(gt=0, le=1), AfterValidator(_is_above_0)]
-Beta = Annotated[float, Field(ge=0, le=1 - 2**-24)]
-"""Decay of a moment: below 1, also as float32."""
 MAX_DAYS = 1_000_000
 """Most days of a rule: longer than any row lives, and within the 32 bits of the count."""
 LAST_DAY = 32_767
@@ -76,93 +74,6 @@ class Bounds(Section):
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} is above high = {self.high:g}: no weight is allowed")
         return self
-
-
-class Sgd(Section):
-    """Plain gradient descent."""
-
-    kind: Literal["sgd"]
-    """SGD."""
-    lr: Positive = 0.05
-    """Learning rate."""
-
-
-class Adagrad(Section):
-    """Adagrad (Duchi, Hazan, Singer 2011)."""
-
-    kind: Literal["adagrad"] = "adagrad"
-    """Adagrad."""
-    lr: Positive = 0.05
-    """Learning rate."""
-    per: Literal["row", "element"] = "row"
-    """One accumulator for the first-order weight and one for the vector (mean of squares), or one for each element."""
-    initial: NotNegative = 0.0
-    """Accumulator of a new row."""
-    epsilon: NotNegative = 1e-10
-    """Added to the root."""
-
-
-class Adam(Section):
-    """Adam (Kingma, Ba 2015), steps counted per row."""
-
-    kind: Literal["adam"]
-    """Adam."""
-    lr: Positive = 0.001
-    """Learning rate."""
-    beta1: Beta = 0.9
-    """Decay of the first moment."""
-    beta2: Beta = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root."""
-
-
-class Ftrl(Section):
-    """FTRL-Proximal (McMahan et al. 2013)."""
-
-    kind: Literal["ftrl"]
-    """FTRL."""
-    lr: Positive = 0.05
-    """Alpha of the paper."""
-    beta: NotNegative = 1.0
-    """Beta of the paper."""
-    l1: NotNegative = 0.0
-    """L1 strength: drives weights to exactly 0."""
-    l2: NotNegative = 0.0
-    """L2 strength."""
-
-
-class PaddleAdagrad(Section):
-    """Adagrad as in Paddle's parameter server: a step is scaled by sqrt(initial_g2sum / (initial_g2sum + g2sum)), with
-    the sum of squares before this step; so the first one has the whole rate."""
-
-    kind: Literal["paddle_adagrad"]
-    """Paddle's Adagrad."""
-    lr: Positive = 0.05
-    """Paddle's `learning_rate`."""
-    initial_g2sum: Positive = 3.0
-    """The same in Paddle: the greater, the longer steps stay long."""
-    per: Literal["row", "element"] = "row"
-    """"row": one sum for the first-order weight and one for the vector (mean of squares), as SparseAdaGradSGDRule;
-    "element": one for each element, as StdAdaGradSGDRule."""
-
-
-class PaddleAdam(Section):
-    """Adam as in Paddle's parameter server: epsilon is added to the root of a moment without bias correction."""
-
-    kind: Literal["paddle_adam"]
-    """Paddle's Adam."""
-    lr: Positive = 0.001
-    """Paddle's `learning_rate`."""
-    beta1: Beta = 0.9
-    """Paddle's `beta1_decay_rate`."""
-    beta2: Beta = 0.999
-    """Paddle's `beta2_decay_rate`."""
-    epsilon: Positive = 1e-8
-    """Paddle's `ada_epsilon`."""
-
-
-Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl | PaddleAdagrad | PaddleAdam, Field(discriminator="kind")]
 
 
 class Initial(StrEnum):
@@ -261,9 +172,9 @@ class TableSection(Section):
     sqrt(6 / (1 + dim)); "zeros"."""
     init_range: NotNegative = 0.01
     """Bound of a uniform vector, or standard deviation of a normal one; "xavier" and "zeros" do not use it."""
-    optimizer: Optimizer = Adagrad()
+    optimizer: AnyRowOptimizer = Adagrad()
     """Optimizer of the rows."""
-    first_order_optimizer: Optimizer | None = None
+    first_order_optimizer: AnyRowOptimizer | None = None
     """Optimizer of the first-order weight, of the same kind; `optimizer` unless set. Without `kind`, keys that it lacks
     are those of `optimizer`."""
     bounds: Bounds = Bounds()

@@ -1,7 +1,7 @@
 """Hot loops on rows: find, reserve, gather, record statistics, scale gradients.
 
 Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. Initial
-values are in pserver.rows.initial_values, optimizers in pserver.rows.optimizers, the hash of rows in
+values are in pserver.rows.initial_values, optimizers in pserver.row_optimizer_kernels, the hash of rows in
 pserver.rows.digest, merging of ranks in pserver.rows.gradient_merge; pserver.tables.table decides what may run at the
 same time.
 

@@ -1,4 +1,7 @@
-"""How rows of a table are initialised and learn, by the class of their slot: sections as arrays for kernels. Pure."""
+"""How rows of a table are initialised and learn, by the class of their slot: sections as arrays for kernels. Pure.
+
+Shapes: W floats of a row, D weights of a row, C classes of slots.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +10,58 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS
+from headrace.pserver.row_optimizers import RowKernels
 from headrace.pserver.rows.initial_values import DRAWS, spread_of
-from headrace.pserver.rows.optimizers import RowOptimizer, extends, optimizer_of, parts_of
 from headrace.pserver.rows.slot_classes import SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptimizer:
+    """The optimizer of both parts of a table's rows."""
+
+    kernels: RowKernels
+    settings: F32
+    """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
+    start_state: F32
+    """(W - D,): the state of a new row. In tables whose rows get their vector later, its last float is 1: it records in
+    commits whether the vector is there."""
+    parts_W: NDArray[np.int8]
+    """(W,) the part of each float of a row: 0 first-order weight, 1 vector, 2 the flag of the vector."""
+
+
+def extends(section: TableSection) -> bool:
+    """Whether some rows get their vector later."""
+    return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
+
+
+def optimizer_of(section: TableSection) -> TableOptimizer:
+    """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
+    vector, first = section.optimizer, section.first_order_optimizer or section.optimizer
+    first_order, dim = int(section.first_order), section.dim
+    if first.kind != vector.kind:
+        raise SpecError(f"is {first.kind!r}, must be {vector.kind!r} as optimizer is", "first_order_optimizer.kind")
+    if not first_order and not dim:
+        raise SpecError("is 0 without first_order: a row would hold nothing", "dim")
+    first = first.model_copy(update={key: getattr(vector, key) for key in vector.shared})
+    settings = np.zeros((2, 6), np.float32)
+    for part, own in enumerate((first, vector)):
+        numbers = [section.bounds.low, section.bounds.high, *own.numbers()]
+        settings[part, : len(numbers)] = numbers
+    start, parts = list[float](), [0] * first_order + [1] * dim
+    of_first = (first if first_order else vector).state(first_order)  # a part without weights begins as the other one
+    of_vector = (vector if dim else first).state(dim)
+    for one, other in zip(of_first, of_vector, strict=True):
+        start += [*one, *other]
+        parts += [0] * len(one) + [1] * len(other)
+    if extends(section):
+        start, parts = [*start, 1.0], [*parts, 2]
+    return TableOptimizer(vector.kernels(), settings, np.array(start, np.float32), np.array(parts, np.int8))
 
 
 @dataclass(frozen=True)
@@ -22,7 +69,7 @@ class RowSettings:
     """The row settings of one table. Classes differ in settings, never in the layout of a row."""
 
     classes: SlotClasses
-    optimizers: tuple[RowOptimizer, ...]
+    optimizers: tuple[TableOptimizer, ...]
     """Optimizers by class."""
     first_order: int
     """1 if a row has a first-order weight, else 0."""
@@ -37,7 +84,7 @@ class RowSettings:
     settings_C: F32
     """(C, 2, 6) settings of optimizers by class."""
     parts_W: NDArray[np.int8]
-    """(W,) the part of each float of a row: see pserver.rows.optimizers.parts_of."""
+    """(W,) the part of each float of a row: see TableOptimizer."""
     extends: bool
     """Whether some rows get their vector later."""
     extend_G: F32
@@ -49,7 +96,7 @@ class RowSettings:
     def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:
         """`groups` are the slot groups of the table's slots, by name. Raises SpecError."""
         classes = classes_of(section, groups)
-        optimizers = tuple(optimizer_of(each) for each in classes.sections)
+        optimizers, of_table = tuple(optimizer_of(each) for each in classes.sections), optimizer_of(section)
         num_weights = int(section.first_order) + section.dim
         spread_C = np.array([spread_of(each) for each in classes.sections], np.float32)
         draw_C = np.array([DRAWS[each.init] for each in classes.sections], np.int8)
@@ -60,25 +107,26 @@ class RowSettings:
             optimizers,
             int(section.first_order),
             num_weights,
-            np.concatenate([np.zeros(num_weights, np.float32), optimizer_of(section).start_state]),
+            np.concatenate([np.zeros(num_weights, np.float32), of_table.start_state]),
             spread_C[classes.class_G],
             draw_C[classes.class_G],
             np.stack([each.settings for each in optimizers]),
-            parts_of(section),
+            of_table.parts_W,
             extends(section),
             extend_C[classes.class_G],
             ABSENT_BITS.view(np.float32) if section.learns_default_row else np.float32(0),
         )
 
     @property
-    def ftrl(self) -> bool:
-        """Whether a new row's state also depends on its weights."""
-        return self.optimizers[0].ftrl
-
-    @property
     def class_G(self) -> NDArray[np.uint8]:  # noqa: N802  # a suffix of shape
         """(65536,) class of each slot group."""
         return self.classes.class_G
+
+    def start(self, slab_RW: F32, group_R: NDArray[np.uint16], begin: int, end: int) -> None:
+        """Set the state of rows begin .. end - 1 as far as it depends on their weights, for rows that begin now."""
+        start = self.optimizers[0].kernels.start
+        if start is not None:
+            start(slab_RW, group_R, begin, end, self.first_order, self.num_weights, self.settings_C, self.class_G)
 
     def learn(
         self, slab_RW: F32, rows_U: I32, grads_UD: F32, group_R: NDArray[np.uint16], begin: int, end: int
@@ -86,7 +134,7 @@ class RowSettings:
         """Apply gradients begin .. end - 1 to their rows, each with the settings of its class."""
         if len(self.optimizers) == 1:
             optimizer = self.optimizers[0]
-            optimizer.kernel(slab_RW, rows_U, grads_UD, begin, end, self.first_order, optimizer.settings)
+            optimizer.kernels.apply(slab_RW, rows_U, grads_UD, begin, end, self.first_order, optimizer.settings)
             return
         rows_U, grads_UD = rows_U[begin:end], grads_UD[begin:end]
         class_U = self.class_G[group_R[rows_U]]
@@ -94,7 +142,7 @@ class RowSettings:
             mine_M = np.flatnonzero(class_U == number)
             if len(mine_M):
                 rows_M, grads_MD = _frozen(rows_U[mine_M]), _frozen(grads_UD[mine_M])
-                optimizer.kernel(slab_RW, rows_M, grads_MD, 0, len(mine_M), self.first_order, optimizer.settings)
+                optimizer.kernels.apply(slab_RW, rows_M, grads_MD, 0, len(mine_M), self.first_order, optimizer.settings)
 
 
 def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:

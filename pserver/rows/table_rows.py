@@ -24,7 +24,6 @@ from headrace.pserver.rows.arrays import FreeNumbers, grown
 from headrace.pserver.rows.arrays import allocate as allocate
 from headrace.pserver.rows.arrays import frozen as frozen
 from headrace.pserver.rows.initial_values import initialise
-from headrace.pserver.rows.optimizers import ftrl_start
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.slab import RowFloats, Slab
@@ -297,8 +296,7 @@ class RowArrays:
         first_order, num_weights = own.first_order, own.num_weights
         draws = own.start_W, own.spread_G, own.draw_G, self.seed
         initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, *draws)
-        if own.ftrl:
-            ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, own.settings_C, own.class_G)
+        own.start(slab_RW, group_R, begin, end)
 
     def _grow(self, num_rows: int) -> None:
         """Double the arrays that are too small for `num_rows`. Spare rows take no memory yet."""

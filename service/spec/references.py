@@ -129,11 +129,13 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
 
 def _check_geo(job: TrainerJob) -> None:
     """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
-    kinds: dict[str, str] = {"dense.optimizer.kind": job.dense.optimizer.kind}
-    kinds |= {f"tables.{name}.optimizer.kind": table.optimizer.kind for name, table in job.tables.items()}
-    for path, kind in kinds.items():
-        if kind != "sgd":
-            raise SpecError(f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up', path)
+    dense: str = job.dense.optimizer.kind
+    adds_up = {"dense": (dense, dense == "sgd")}
+    adds_up |= {f"tables.{name}": (each.optimizer.kind, each.optimizer.adds_up) for name, each in job.tables.items()}
+    for path, (kind, adds) in adds_up.items():
+        if not adds:
+            text = f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up'
+            raise SpecError(text, f"{path}.optimizer.kind")
     for name, table in job.tables.items():
         path = f"tables.{name}"
         if table.grad_scale == "show":

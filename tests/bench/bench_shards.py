@@ -19,11 +19,11 @@ import numpy as np
 
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
+from headrace.pserver import row_optimizer_kernels
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import Adagrad, ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, Shards, StepScale
 from headrace.pserver.rows import kernels as row_kernels
-from headrace.pserver.rows import optimizers
 from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.server.embedded import EmbeddedShards
 from tests.fakes.rendezvous import RendezvousHere
@@ -64,8 +64,8 @@ def kernels() -> dict[str, float]:
         figures[f"find_{name}_M_keys_s"] = UNIQUE / taken_s / 1e6
     for name, kernel, width, dim in (
         ("gather", row_kernels.gather, 18, 16),
-        ("adagrad_row", optimizers.adagrad_row, 18, 16),
-        ("adagrad_element", optimizers.adagrad_element, 32, 16),
+        ("adagrad_row", row_optimizer_kernels.adagrad_row, 18, 16),
+        ("adagrad_element", row_optimizer_kernels.adagrad_element, 32, 16),
     ):
         slab_RW = np.full((KNOWN, width), 0.5, np.float32)
         batches = iter([frozen(draw.integers(0, KNOWN, UNIQUE).astype(np.int32)) for _ in range(60)])

@@ -28,6 +28,8 @@ name = "ctr"
 label = "click"
 [tables.default]
 dim = 4
+optimizer = { kind = "momentum", decay = 0.5 }
+first_order_optimizer = { lr = 0.01 }
 [model]
 name = "deepfm"
 [model.settings]
@@ -79,6 +81,7 @@ def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
 def test_its_settings_are_in_the_schema_and_in_messages(world):
     schema = json.loads(headrace(world, "spec", "schema").stdout)
     assert schema["$defs"]["RampSource"]["properties"]["events"]["description"] == "Number of events."
+    assert schema["$defs"]["Momentum"]["properties"]["decay"]["default"] == 0.9
     refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.events=0")
     assert refused.returncode and "sources.events.events: " in refused.stderr
     refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.kind=rump")

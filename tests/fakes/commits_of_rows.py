@@ -15,8 +15,8 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
-from headrace.pserver.rows.optimizers import optimizer_of
 from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
 from headrace.trainer.config import ExportSection

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.pserver.rows.initial_values import DRAWS, initial_vector_reference, spread_of
 from headrace.pserver.rows.kernels import clip_rows_reference
-from headrace.pserver.rows.optimizers import extends, ftrl_start, optimizer_of, parts_of
+from headrace.pserver.rows.row_settings import extends, optimizer_of
 from headrace.pserver.rows.slot_classes import classes_of
 
 F = np.float32
@@ -43,7 +43,7 @@ class PlainTable:
         row = PlainRow(self.start(key, group), group, whole=self.own(group).extend_at is None)
         floats_W = row.floats_W
         if not row.whole:
-            floats_W[parts_of(self.section) == 1] = 0
+            floats_W[optimizer_of(self.section).parts_W == 1] = 0
         if extends(self.section):
             floats_W[-1] = row.whole
         return row
@@ -54,9 +54,9 @@ class PlainTable:
         first = int(own.first_order)
         vector = initial_vector_reference(key, own.dim, spread_of(own), self.seed, DRAWS[own.init])
         floats_W = np.concatenate([np.zeros(first, F), vector, optimizer.start_state])
-        if optimizer.ftrl:
+        if start := optimizer.kernels.start:
             settings, no_class = optimizer_of(own).settings[None], np.zeros(1, np.uint8)
-            ftrl_start(floats_W[None], np.zeros(1, np.uint16), 0, 1, first, first + own.dim, settings, no_class)
+            start(floats_W[None], np.zeros(1, np.uint16), 0, 1, first, first + own.dim, settings, no_class)
         return floats_W
 
     def read(self, key, group=None):
@@ -75,9 +75,9 @@ class PlainTable:
         optimizer, before_W = optimizer_of(own), row.floats_W.copy()
         if own.clip_norm is not None:
             grad_D = clip_rows_reference(grad_D[None], own.clip_norm)[0]
-        optimizer.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
+        optimizer.kernels.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
         if not row.whole:
-            absent_W = parts_of(self.section) != 0
+            absent_W = optimizer_of(self.section).parts_W != 0
             row.floats_W[absent_W] = before_W[absent_W]
         row.show, row.click = row.show + F(show), row.click + F(click)
         row.delta += F(F(show) - F(click)) * F(own.nonclk_coeff) + F(click) * F(own.click_coeff)
@@ -85,7 +85,7 @@ class PlainTable:
         self.touched.add(key)
         if not row.whole and self.score(row) >= F(own.extend_at):
             row.whole = True
-            row.floats_W = np.where(parts_of(self.section) == 0, row.floats_W, self.start(key, group))
+            row.floats_W = np.where(optimizer_of(self.section).parts_W == 0, row.floats_W, self.start(key, group))
 
     def score(self, row):
         return (row.show - row.click) * F(self.section.nonclk_coeff) + row.click * F(self.section.click_coeff)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.pserver.config import TableSection
-from headrace.pserver.rows.optimizers import optimizer_of
 from headrace.pserver.rows.row_cache import BOOKKEEPING_BYTES, CacheBound
 from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.rows.table_rows import row_bytes_of
 from headrace.service.cluster.store import MADE_BY_A_RUN
 from headrace.service.spec.job import Job, job_of, load_job

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import SpecError
 from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, PaddleAdagrad, PaddleAdam, Sgd, TableSection
-from headrace.pserver.rows.optimizers import ftrl_start, optimizer_of
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.rows.table_rows import frozen
 
 OPTIMIZERS = [
@@ -34,16 +34,16 @@ def new_rows(section, count, seed):
     slab = np.empty((count, weights + len(optimizer.start_state)), np.float32)
     slab[:, :weights] = np.random.default_rng(seed).normal(size=(count, weights))
     slab[:, weights:] = optimizer.start_state
-    if optimizer.ftrl:
+    if start := optimizer.kernels.start:
         groups, classes = np.zeros(count, np.uint16), np.zeros(1, np.uint8)
-        ftrl_start(slab, groups, 0, count, int(section.first_order), weights, optimizer.settings[None], classes)
+        start(slab, groups, 0, count, int(section.first_order), weights, optimizer.settings[None], classes)
     return slab, weights, optimizer
 
 
 def apply(slab, rows, grads, section, optimizer, begin=0, end=None):
     rows_U, grads_UD = frozen(np.array(rows, np.int32)), frozen(np.array(grads, np.float32))
     stop = len(rows) if end is None else end
-    optimizer.kernel(slab, rows_U, grads_UD, begin, stop, int(section.first_order), optimizer.settings)
+    optimizer.kernels.apply(slab, rows_U, grads_UD, begin, stop, int(section.first_order), optimizer.settings)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
@@ -66,7 +66,7 @@ def test_kernels_do_what_their_twins_say_bit_for_bit(optimizer, dim, first_order
         grads = grads.astype(np.float32)
         apply(slab, rows, grads, section, ready)
         for row, grad in zip(rows, grads, strict=True):
-            ready.reference(expected[row], grad, int(first_order), ready.settings)
+            ready.kernels.reference(expected[row], grad, int(first_order), ready.settings)
     assert (slab.view(np.uint32) == expected.view(np.uint32)).all()
 
 
@@ -182,7 +182,7 @@ def test_a_part_without_gradient_stays_where_it_is():
 def test_ftrl_keeps_the_initial_vector_and_l1_makes_weights_exactly_zero():
     section = TableSection(dim=3, optimizer=Ftrl(kind="ftrl", lr=0.1, l1=0.5))
     slab, weights, ready = new_rows(section, 1, 5)
-    slab[0, :1] = 0
+    slab[0, [0, weights]] = 0  # the first-order weight, and its z
     before = slab[0, :weights].copy()
     apply(slab, [0], [[0.0] * weights], section, ready)
     np.testing.assert_allclose(slab[0, :weights], before, rtol=1e-6)
@@ -214,3 +214,22 @@ def test_parts_of_two_kinds_or_none_are_refused():
         optimizer_of(TableSection(first_order_optimizer=Sgd(kind="sgd")))
     with pytest.raises(SpecError, match="dim: is 0 without first_order"):
         optimizer_of(TableSection(dim=0, first_order=False))
+
+
+def test_keys_that_both_parts_share_are_those_of_the_vector():
+    section = TableSection(
+        dim=3, optimizer=Adagrad(per="element", initial=0.5), first_order_optimizer=Adagrad(per="row", initial=0.25)
+    )
+    assert optimizer_of(section).start_state.tolist() == [0.25, 0.5, 0.5, 0.5]
+    assert optimizer_of(section).parts_W.tolist() == [0, 1, 1, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("dim", "first_order", "initial"), [(0, True, 0.25), (3, False, 0.5)])
+def test_the_state_of_a_part_without_weights_begins_as_the_other_one(dim, first_order, initial):
+    section = TableSection(
+        dim=dim,
+        first_order=first_order,
+        optimizer=Adagrad(initial=0.5),
+        first_order_optimizer=Adagrad(initial=0.25),
+    )
+    assert optimizer_of(section).start_state.tolist() == [initial, initial]

@@ -13,7 +13,7 @@ from headrace.pserver.protocol.shards import Gradients
 from headrace.pserver.protocol.table_operations import ForgetRow, SetTables
 from headrace.pserver.rows import row_format, split_slab
 from headrace.pserver.rows.kernels import EMPTY
-from headrace.pserver.rows.optimizers import optimizer_of, parts_of
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.tables.table import ShardTable
 
@@ -54,7 +54,7 @@ ROWS = st.lists(st.integers(0, 5), unique=True, min_size=1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
 @given(number_R=NUMBERS, rows=ROWS, seed=st.integers(0, 99), dim=st.integers(1, 5))
 def test_a_row_is_put_together_and_taken_apart_as_its_twin_says(optimizer, number_R, rows, seed, dim):
-    parts_W = parts_of(LATER.model_copy(update={"optimizer": optimizer, "dim": dim}))
+    parts_W = optimizer_of(LATER.model_copy(update={"optimizer": optimizer, "dim": dim})).parts_W
     head_H, vector_X = (np.flatnonzero(parts_W == part) for part in (0, 1))
     heads, vectors = drawn(seed, 6, len(head_H)), drawn(seed + 1, 5, len(vector_X))
     vector_R, rows_U = np.array(number_R, np.int32), frozen(np.array(rows, np.int32))
@@ -94,9 +94,10 @@ def test_vectors_join_where_the_score_is_high_enough(number_R, rows, seed):
 def test_parts_cover_every_float_of_a_row(optimizer):
     for dim in (1, 4):
         section = LATER.model_copy(update={"optimizer": optimizer, "dim": dim})
-        assert len(parts_of(section)) == 1 + dim + len(optimizer_of(section).start_state)
-        assert (parts_of(section)[: 1 + dim] == [0] + [1] * dim).all() and parts_of(section)[-1] == 2
-        assert 2 not in parts_of(section.model_copy(update={"extend_at": None}))
+        whole = optimizer_of(section)
+        assert len(whole.parts_W) == 1 + dim + len(whole.start_state)
+        assert (whole.parts_W[: 1 + dim] == [0] + [1] * dim).all() and whole.parts_W[-1] == 2
+        assert 2 not in optimizer_of(section.model_copy(update={"extend_at": None})).parts_W
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

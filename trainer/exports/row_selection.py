@@ -22,8 +22,8 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import KEEPERS, RowStatistics, TableAging
 from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
 from headrace.pserver.protocol.table_operations import ExportCut
-from headrace.pserver.rows.optimizers import optimizer_of
 from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.pserver.store.row_store import U32, RowStore, sort_order_of
 from headrace.trainer.checkpoint.commits import Commit, CommitDamaged

@@ -87,10 +87,9 @@ class RowMaker:
         whole_U = self._whole(group_U, brought)
         if self._section.dim and brought.vector_RD is not None:
             slab_UW[whole_U, first : first + self._section.dim] = brought.vector_RD[whole_U]
+        self._settings.start(slab_UW, group_U, 0, num_rows)
         if brought.state_RK is not None:
             self._put_state(slab_UW, whole_U, brought.state_RK)
-        if self._settings.ftrl:
-            start_ftrl(slab_UW, group_U, self._settings)
         if self._settings.extends:
             leave_out_vectors(slab_UW, ~whole_U & self._waits(group_U), self._settings)
         columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
@@ -141,17 +140,6 @@ def leave_out_vectors(slab_UW: F32, chosen_U: NDArray[np.bool_], settings: RowSe
     """Make rows without a vector, in the format of pserver.rows.split_slab: zeros for it, and in the last float."""
     slab_UW[np.ix_(chosen_U, settings.parts_W == 1)] = 0
     slab_UW[chosen_U, -1] = 0
-
-
-def start_ftrl(slab_UW: F32, group_U: U16, settings: RowSettings) -> None:
-    """Choose FTRL's z so that it yields the weights; otherwise the first push would discard them."""
-    num_weights = settings.num_weights
-    own_U = settings.settings_C[settings.class_G[group_U]]
-    for part, (begin, end) in enumerate(((0, settings.first_order), (settings.first_order, num_weights))):
-        lr, beta, l1, l2 = (own_U[:, part, place, None] for place in (2, 3, 4, 5))
-        w = slab_UW[:, begin:end]
-        threshold = np.where(w < 0, l1, np.where(w > 0, -l1, np.float32(0)))
-        slab_UW[:, num_weights + begin : num_weights + end] = threshold - w * (beta / lr + l2)
 
 
 def keys_in(signs: U64, group: int) -> U64:

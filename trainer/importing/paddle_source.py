@@ -16,7 +16,7 @@ Shapes: R rows of a batch, D length of the vector, E and X words of the states o
 
 import gzip
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BadInput
-from headrace.pserver.config import Optimizer, PaddleAdagrad, PaddleAdam, Sgd, TableSection
+from headrace.pserver.config import TableSection
+from headrace.pserver.row_optimizers import PaddleAdagrad, PaddleAdam, RowOptimizer, Sgd
 from headrace.trainer.importing.source import SourceRows
 
 # Rules of Paddle's sparse tables: the words that each adds to a row in text, and the state of a job's row from them.
@@ -40,63 +41,57 @@ from headrace.trainer.importing.source import SourceRows
 
 F32 = NDArray[np.float32]
 
-STATE_WORDS: Mapping[str, Callable[[int], int]] = {
-    "naive": lambda dim: 0,
-    "adagrad": lambda dim: 1,
-    "std_adagrad": lambda dim: dim,
-    "adam": lambda dim: 2 * dim + 2,
+RULES: Mapping[str, RowOptimizer] = {
+    "naive": Sgd(kind="sgd"),
+    "adagrad": PaddleAdagrad(kind="paddle_adagrad"),
+    "std_adagrad": PaddleAdagrad(kind="paddle_adagrad", per="element"),
+    "adam": PaddleAdam(kind="paddle_adam"),
 }
-"""Words of the state of so many weights, by rule: g2sums; of adam gsums, g2sums, and the powers of both betas."""
-KIND_OF = {
-    "naive": '"sgd"',
-    "adagrad": '"paddle_adagrad"',
-    "std_adagrad": '"paddle_adagrad" with per = "element"',
-    "adam": '"paddle_adam"',
-}
-"""The optimizer of a job with which rows of a rule go on as they were."""
+"""The rules, each with an optimizer of a job with which its rows go on as they were. A text has a part's state in the
+order of `RowOptimizer.state`: g2sums; of adam gsums, g2sums, and the powers of both betas."""
 
 
-def rules_for(optimizer: Optimizer) -> tuple[str, ...]:
+def state_words(rule: str, num_weights: int) -> int:
+    """Words of a rule's state of so many weights."""
+    return sum(map(len, RULES[rule].state(num_weights)))
+
+
+def rules_for(optimizer: RowOptimizer) -> tuple[str, ...]:
     """The rules whose rows a table with this optimizer takes."""
-    match optimizer:
-        case PaddleAdagrad(per="element"):
-            return ("std_adagrad",)
-        case PaddleAdagrad():
-            return ("adagrad",)
-        case PaddleAdam():
-            return ("adam",)
-        case Sgd():
-            return ("naive", "adagrad", "std_adagrad")
-    return ("adagrad", "std_adagrad")
+    rule = optimizer.paddle_rule
+    if rule is not None and state_words(rule, 1):
+        return (rule,)
+    return (*([] if rule is None else [rule]), "adagrad", "std_adagrad")
 
 
-def goes_on(optimizer: Optimizer) -> bool:
+def goes_on(optimizer: RowOptimizer) -> bool:
     """Whether rows go on as they were; otherwise the state of their optimizer begins anew."""
-    return isinstance(optimizer, Sgd | PaddleAdagrad | PaddleAdam)
+    return optimizer.paddle_rule is not None
 
 
 def state_of(section: TableSection, embed_RE: F32, embedx_RX: F32) -> F32 | None:
-    """(R, K) the state of rows, as pserver.rows.optimizers keeps it; None: there is none, or it begins anew."""
-    first, dim = int(section.first_order), section.dim
-    match section.optimizer:
-        case PaddleAdagrad(per="element"):
-            parts = [embed_RE[:, :first], embedx_RX]
-        case PaddleAdagrad():
-            parts = [embed_RE, embedx_RX]
-        case PaddleAdam():
-            moments = [embed_RE[:, :first], embedx_RX[:, :dim], embed_RE[:, 1 : 1 + first], embedx_RX[:, dim : 2 * dim]]
-            parts = [*moments, embed_RE[:, 2:], embedx_RX[:, 2 * dim :]]
-        case _:
-            return None
-    return np.concatenate(parts, axis=1)
+    """(R, K) the state of rows, as pserver.rows.row_settings keeps it; None: there is none, or it begins anew."""
+    optimizer = section.optimizer
+    if optimizer.paddle_rule is None or not state_words(optimizer.paddle_rule, 1):
+        return None
+    firsts = optimizer.state(int(section.first_order))  # of a text the first-order weight is there in any case
+    embeds, embedxs = _groups(optimizer, 1, embed_RE), _groups(optimizer, section.dim, embedx_RX)
+    pairs = zip(firsts, embeds, embedxs, strict=True)
+    return np.concatenate([part for first, one, other in pairs for part in (one[:, : len(first)], other)], axis=1)
 
 
-def check_state(optimizer: Optimizer, embed_RE: F32, embedx_RX: F32) -> None:
+def _groups(optimizer: RowOptimizer, num_weights: int, state_RN: F32) -> list[F32]:
+    """The groups of an optimizer's state of so many weights."""
+    ends = np.cumsum([len(group) for group in optimizer.state(num_weights)])
+    return np.split(state_RN, ends[:-1], axis=1)
+
+
+def check_state(optimizer: RowOptimizer, embed_RE: F32, embedx_RX: F32) -> None:
     """Raise ValueError for a state of a row that no rule can have; R is 1, and X is 0 without a vector."""
     for state_K in (embed_RE[0], embedx_RX[0]):
         dim = (len(state_K) - 2) // 2
         sums_K, powers_K = state_K, state_K[:0]
-        if isinstance(optimizer, PaddleAdam):
+        if optimizer.paddle_rule == "adam":
             sums_K, powers_K = state_K[dim : 2 * dim], state_K[2 * dim :]
         if (sums_K < 0).any():
             raise ValueError(f"{sums_K.min():g} is a sum of squares in the state of its optimizer, and below 0")
@@ -189,26 +184,30 @@ class LineLayout:
 
 def _numbers_of_words(rule: str, dim: int) -> list[tuple[int, bool]]:
     """The numbers of words of a rule's lines, and whether they have a vector."""
-    state = STATE_WORDS[rule]
-    bare = HEAD + state(1)
-    return [(bare, False), (bare + dim + state(dim), True)] if dim else [(bare, False)]
+    bare = HEAD + state_words(rule, 1)
+    return [(bare, False), (bare + dim + state_words(rule, dim), True)] if dim else [(bare, False)]
 
 
 def _hint(num_words: int, dim: int) -> str:
     """Other rules that a line may be of, or else other lengths of its vector."""
-    others = [rule for rule in STATE_WORDS if num_words in [found for found, _ in _numbers_of_words(rule, dim)]]
+    others = [rule for rule in RULES if num_words in [found for found, _ in _numbers_of_words(rule, dim)]]
     if others:
-        each = ", or ".join(f"of the rule {rule}: optimizer.kind = {KIND_OF[rule]}" for rule in others)
+        each = ", or ".join(f"of the rule {rule}: optimizer.kind = {_kind_of(rule)}" for rule in others)
         return f"; this is a line {each}"
-    dims = {rule: _dim_of(num_words, rule) for rule in STATE_WORDS}
+    dims = {rule: _dim_of(num_words, rule) for rule in RULES}
     found = [f"{dim:g} ({rule})" for rule, dim in dims.items() if dim >= 1 and dim.is_integer()]
     return f"; this is a line of dim {' or '.join(found)}" if found else ""
 
 
+def _kind_of(rule: str) -> str:
+    optimizer = RULES[rule]
+    return f'"{optimizer.kind}"' + (' with per = "element"' if getattr(optimizer, "per", "") == "element" else "")
+
+
 def _dim_of(num_words: int, rule: str) -> float:
     """The dim with which a line of a rule has so many words."""
-    state = STATE_WORDS[rule]
-    base, step = HEAD + state(1) + state(0), 1 + state(1) - state(0)
+    weight, nothing = state_words(rule, 1), state_words(rule, 0)
+    base, step = HEAD + weight + nothing, 1 + weight - nothing
     return (num_words - base) / step
 
 
@@ -218,11 +217,11 @@ def _opened(part: Path) -> BinaryIO:
 
 def _brought(part: str, first: int, lines: Sequence[bytes], layout: LineLayout) -> SourceRows:
     section, num_rows = layout.section, len(lines)
-    dim, state = section.dim, STATE_WORDS[rules_for(section.optimizer)[0]]
+    dim, kept = section.dim, rules_for(section.optimizer)[0]
     key_R = np.empty(num_rows, np.uint64)
     head_RH = np.empty((num_rows, HEAD - 1), np.float32)
     vector_RD = np.zeros((num_rows, dim), np.float32)
-    embed_RE, embedx_RX = (np.zeros((num_rows, state(width)), np.float32) for width in (1, dim))
+    embed_RE, embedx_RX = (np.zeros((num_rows, state_words(kept, width)), np.float32) for width in (1, dim))
     whole_R = np.zeros(num_rows, np.bool_)
     keeps = state_of(section, embed_RE, embedx_RX) is not None
     for row, line in enumerate(lines):
@@ -231,7 +230,7 @@ def _brought(part: str, first: int, lines: Sequence[bytes], layout: LineLayout) 
             rule, whole_R[row] = layout.rule_of(words)
             key_R[row] = _uint64(words[0])
             head_RH[row] = words[1:HEAD]
-            vector = HEAD + STATE_WORDS[rule](1)
+            vector = HEAD + state_words(rule, 1)
             if whole_R[row]:
                 vector_RD[row] = words[vector : vector + dim]
             if keeps:

@@ -11,17 +11,8 @@ from typing import assert_never
 from headrace.dataset.spec.config import AnySlot
 from headrace.dataset.spec.join_section import JoinSection
 from headrace.dataset.spec.schema import Schema
-from headrace.pserver.config import (
-    DENSE_SLICES,
-    MAX_FLOAT32,
-    SLICE_FLOATS,
-    Adagrad,
-    Adam,
-    Bounds,
-    Optimizer,
-    Sgd,
-    TableSection,
-)
+from headrace.pserver.config import DENSE_SLICES, MAX_FLOAT32, SLICE_FLOATS, Bounds, TableSection
+from headrace.pserver.row_optimizers import Adagrad, Adam, RowOptimizer, Sgd
 from headrace.trainer.dense_config import (
     DenseAdagrad,
     DenseAdam,
@@ -59,7 +50,7 @@ def _slices(optimizer: DenseOptimizer) -> TableSection:
     )
 
 
-def _of_rows(optimizer: DenseOptimizer) -> Optimizer:
+def _of_rows(optimizer: DenseOptimizer) -> RowOptimizer:
     """The same optimizer, of rows. All slices are pushed in every step, so steps counted by row are the job's."""
     match optimizer:
         case DenseSgd():

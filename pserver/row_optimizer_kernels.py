@@ -1,136 +1,19 @@
-"""Optimizers of rows: sgd, adagrad by row or element, adam, ftrl, and Paddle's adagrad and adam, on rows of a slab.
+"""Kernels of row optimizers: sgd, adagrad by row or element, adam, ftrl, and Paddle's adagrad and adam.
 
-A row's weights have two parts, the first-order weight and the vector, each with its own settings. Every weight stays
-within bounds. Only + - * / and square root are used, so bits agree between machines; powers are products stored in the
-row's state. Each kernel has a plain twin. Gradients are merged and scaled by the caller.
+pserver.row_optimizers has their settings and state. Every weight stays within bounds. Only + - * / and square root are
+used, so bits agree between machines; powers are products stored in the row's state. Each kernel has a plain twin.
+Gradients are merged and scaled by the caller.
 
 Shapes: U rows of a step, D weights of a row, W floats of a row in the slab: D weights, then the state.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, assert_never
-
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import SpecError
 from headrace.kernel_cache import njit
 from headrace.prefetch import AHEAD, prefetch_row
-from headrace.pserver.config import Adagrad, Adam, Ftrl, Optimizer, PaddleAdagrad, PaddleAdam, Sgd, TableSection
 
 F32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptimizer:
-    """The optimizer of one table, as kernels need it."""
-
-    kernel: Callable[..., Any]
-    """kernel(slab_RW, rows_U, grads_UD, begin, end, first_order, settings): applies rows begin .. end - 1 of U."""
-    reference: Callable[[F32, F32, int, F32], None]
-    """The twin on one row: reference(row_W, grad_D, first_order, settings)."""
-    settings: F32
-    """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
-    start_state: F32
-    """(W - D,): the state of a new row. In tables whose rows get their vector later, its last float is 1: it records in
-    commits whether the vector is there."""
-    ftrl: bool = False
-    """Whether a new row's state also depends on its weights."""
-
-
-def extends(section: TableSection) -> bool:
-    """Whether some rows get their vector later."""
-    return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
-
-
-def optimizer_of(section: TableSection) -> RowOptimizer:
-    """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
-    optimizer = _optimizer_of(section)
-    if not extends(section):
-        return optimizer
-    return replace(optimizer, start_state=np.append(optimizer.start_state, np.float32(1)))
-
-
-def parts_of(section: TableSection) -> NDArray[np.int8]:
-    """(W,) the part of each float of a row: 0 first-order weight, 1 vector, 2 the flag of the vector."""
-    first, rest = [0] * int(section.first_order), [1] * section.dim
-    weights = first + rest
-    match section.optimizer:
-        case Sgd():
-            state = []
-        case Adagrad(per="element") | PaddleAdagrad(per="element"):
-            state = weights
-        case Adagrad() | PaddleAdagrad():
-            state = [0, 1]
-        case Adam() | PaddleAdam():
-            state = [*weights, *weights, 0, 0, 1, 1]
-        case Ftrl():
-            state = [*weights, *weights]
-        case _:
-            assert_never(section.optimizer)
-    return np.array([*weights, *state, *([2] if extends(section) else [])], np.int8)
-
-
-def _optimizer_of(section: TableSection) -> RowOptimizer:
-    vector, scalar = section.optimizer, section.first_order_optimizer or section.optimizer
-    if scalar.kind != vector.kind:
-        raise SpecError(f"is {scalar.kind!r}, must be {vector.kind!r} as optimizer is", "first_order_optimizer.kind")
-    if section.dim == 0 and not section.first_order:
-        raise SpecError("is 0 without first_order: a row would hold nothing", "dim")
-    first_order = int(section.first_order)
-    num_weights = first_order + section.dim
-    settings = np.zeros((2, 6), np.float32)
-    for part, own in enumerate((scalar, vector)):
-        numbers = [section.bounds.low, section.bounds.high, *_settings_of(own)]
-        settings[part, : len(numbers)] = numbers
-    initial = [_initial_of(scalar)] * first_order + [_initial_of(vector)] * section.dim
-    match vector:
-        case Sgd():
-            return RowOptimizer(sgd, sgd_reference, settings, _f32([]))
-        case Adagrad(per="element"):
-            return RowOptimizer(adagrad_element, adagrad_element_reference, settings, _f32(initial))
-        case Adagrad():
-            start = [initial[0], initial[-1]]
-            return RowOptimizer(adagrad_row, adagrad_row_reference, settings, _f32(start))
-        case Adam():
-            return RowOptimizer(adam, adam_reference, settings, _f32([0] * (2 * num_weights) + [1] * 4))
-        case Ftrl():
-            return RowOptimizer(ftrl, ftrl_reference, settings, _f32([0] * (2 * num_weights)), ftrl=True)
-        case PaddleAdagrad(per="element"):
-            return RowOptimizer(paddle_adagrad_element, paddle_adagrad_element_reference, settings, _f32(initial))
-        case PaddleAdagrad():
-            return RowOptimizer(paddle_adagrad_row, paddle_adagrad_row_reference, settings, _f32([0, 0]))
-        case PaddleAdam():
-            powers = settings[:, 3:5].reshape(-1).tolist()
-            return RowOptimizer(paddle_adam, paddle_adam_reference, settings, _f32([0] * (2 * num_weights) + powers))
-        case _:
-            assert_never(vector)
-
-
-def _f32(numbers: list[Any]) -> F32:
-    return np.array(numbers, np.float32)
-
-
-def _initial_of(optimizer: Optimizer) -> float:
-    return optimizer.initial if isinstance(optimizer, Adagrad) else 0.0
-
-
-def _settings_of(optimizer: Optimizer) -> list[float]:
-    match optimizer:
-        case Sgd():
-            return [optimizer.lr]
-        case Adagrad():
-            return [optimizer.lr, optimizer.epsilon]
-        case PaddleAdagrad():
-            return [optimizer.lr, optimizer.initial_g2sum]
-        case Adam() | PaddleAdam():
-            return [optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon]
-        case Ftrl():
-            return [optimizer.lr, optimizer.beta, optimizer.l1, optimizer.l2]
-        case _:
-            assert_never(optimizer)
-
 
 # The parts below use flat arrays and unsigned offsets, so that the compiler vectorises their loops.
 # `row` is where a row begins in `slab`, `grad` where its gradient begins; weights begin .. end - 1 are the part.
@@ -476,11 +359,12 @@ def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, settings_C, class_G):  # type: ignore[no-untyped-def]
-    """Set z of new rows so that FTRL gives their initial vector; the paper starts z at 0, which would lose it."""
+    """Set z of rows so that FTRL gives their weights; the paper starts z at 0, which would lose them."""
     for row in range(begin, end):
-        settings = settings_C[class_G[group_R[row]], 1]
-        lr, beta, l1, l2 = settings[2], settings[3], settings[4], settings[5]
-        for d in range(first_order, num_weights):
+        own = class_G[group_R[row]]
+        for d in range(num_weights):
+            settings = settings_C[own, 1 if d >= first_order else 0]
+            lr, beta, l1, l2 = settings[2], settings[3], settings[4], settings[5]
             w = slab_RW[row, d]
             threshold = l1 if w < 0 else -l1 if w > 0 else np.float32(0)
             slab_RW[row, num_weights + d] = threshold - w * (beta / lr + l2)
