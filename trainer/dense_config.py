@@ -4,14 +4,15 @@
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config import Count, PositiveCount, PositiveSize, Section
-from headrace.pserver.config import Beta, NotNegative, Positive
+from headrace.pserver.config import Positive
 from headrace.renamed_keys import Renamed, RenamedKey
 from headrace.text_kinds import TextKind
+from headrace.trainer.dense_optimizers import AnyDenseOptimizer, DenseAdam
 from headrace.trainer.rate_schedules import Constant, Schedule
 
 RENAMED_TO_DENSE: Renamed = {
@@ -21,104 +22,6 @@ RENAMED_TO_DENSE: Renamed = {
     "train.clip_norm": RenamedKey("dense.clip_norm"),
 }
 """Keys of other sections before there was a section `dense`."""
-
-
-class DenseSgd(Section):
-    """torch.optim.SGD."""
-
-    kind: Literal["sgd"]
-    """SGD."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    momentum: Beta = 0.0
-    """Momentum."""
-
-
-class DenseAdam(Section):
-    """torch.optim.Adam."""
-
-    kind: Literal["adam"] = "adam"
-    """Adam."""
-    lr: Positive = 0.003
-    """Learning rate."""
-    beta1: Beta = 0.9
-    """Decay of the first moment."""
-    beta2: Beta = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root."""
-    weight_decay: NotNegative = 0.0
-    """Weight decay: its product with the weights is added to the gradient."""
-    decoupled: bool = False
-    """Whether weight decay does not pass through the moments, as with "adamw"; so it was in jobs begun before set 3 of
-    the defaults."""
-
-
-class DenseAdamW(Section):
-    """torch.optim.AdamW."""
-
-    kind: Literal["adamw"]
-    """AdamW (Loshchilov, Hutter 2019): Adam with decoupled weight decay."""
-    lr: Positive = 0.001
-    """Learning rate."""
-    beta1: Beta = 0.9
-    """Decay of the first moment."""
-    beta2: Beta = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay."""
-
-
-class DenseLamb(Section):
-    """LAMB (You et al. 2020): Adam whose step has the norm of the weights, for each parameter."""
-
-    kind: Literal["lamb"]
-    """LAMB."""
-    lr: Positive = 0.001
-    """Learning rate: length of a step as a share of the norm of the weights."""
-    beta1: Beta = 0.9
-    """Decay of the first moment."""
-    beta2: Beta = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-6
-    """Added to the root."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay, before the step is scaled."""
-
-
-class DenseLars(Section):
-    """LARS (You, Gitman, Ginsburg 2017): SGD whose rate follows the norms of weights and gradient, by parameter."""
-
-    kind: Literal["lars"]
-    """LARS."""
-    lr: Positive = 1.0
-    """Learning rate, times the local rate of each parameter."""
-    momentum: Beta = 0.9
-    """Momentum of the scaled steps."""
-    weight_decay: NotNegative = 0.0005
-    """Weight decay: its product with the weights is added to the gradient."""
-    trust: Positive = 0.001
-    """Length of a step as a share of the norm of the weights."""
-
-
-class DenseAdagrad(Section):
-    """torch.optim.Adagrad."""
-
-    kind: Literal["adagrad"]
-    """Adagrad."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    initial: NotNegative = 0.0
-    """Accumulator at the start."""
-    epsilon: Positive = 1e-10
-    """Added to the root."""
-
-
-DenseOptimizer = Annotated[
-    DenseSgd | DenseAdam | DenseAdamW | DenseAdagrad | DenseLamb | DenseLars, Field(discriminator="kind")
-]
 
 
 MAX_ADAPTIVE = 16
@@ -221,7 +124,7 @@ class DenseSection(Section):
     average: bool = True
     """Whether a step learns from the mean over all its samples. False: from that times the number of its batches on
     each trainer, as if the means of the batches were added."""
-    optimizer: DenseOptimizer = DenseAdam()
+    optimizer: AnyDenseOptimizer = DenseAdam()
     """Optimizer of the dense parameters."""
     schedule: Schedule = Constant()
     """How the optimizer's learning rate changes with the number of samples or versions: "constant", "warmup_linear",
@@ -267,17 +170,13 @@ class DenseSection(Section):
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""
-        optimizer = self.optimizer
+        of_rows = self.optimizer.of_rows()
         found = {
             "overlap": self.overlap,
             "hierarchy": self.hierarchy is not None,
             "compression": self.compression != "none",
             "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
-            "optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
-            "optimizer.weight_decay": isinstance(optimizer, DenseAdam | DenseAdamW) and optimizer.weight_decay > 0,
-            f'optimizer.kind = "{optimizer.kind}", which needs all of a parameter': isinstance(
-                optimizer, DenseLamb | DenseLars
-            ),
+            str(of_rows): isinstance(of_rows, str),
             "schedule, since rates of rows change with `headrace set` only": not isinstance(self.schedule, Constant),
         }
         return _there(found)
@@ -305,13 +204,13 @@ class DenseSection(Section):
 
     def _not_with_parts(self) -> str:
         """The settings that "local_sgd", "sharded" or "pipeline" does not have, in words; empty without them."""
-        whole, stages = isinstance(self.optimizer, DenseLamb | DenseLars), self.strategy == "pipeline"
+        stages = self.strategy == "pipeline"
         found = {
             "overlap": self.overlap,
             "hierarchy": self.hierarchy is not None,
             "compression": self.compression != "none",
             "bucket_bytes, which is for all_reduce": self.bucket_bytes != MAX_BUCKET_BYTES,
-            f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': whole
+            f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': self.optimizer.whole
             and self.strategy == "sharded",
             "accumulate, as pipeline.micro_batches divides a batch": stages and self.accumulate > 1,
             'buffers = "sync_bn"': stages and self.buffers == "sync_bn",
@@ -324,11 +223,11 @@ class DenseSection(Section):
         for name, value in {"dgc": self.dgc, "powersgd": self.powersgd}.items():
             if value is not None and self.compression != name:
                 raise ValueError(f'{name} is for compression = "{name}", not for "{self.compression}": remove one')
-        whole, dgc = isinstance(self.optimizer, DenseLamb | DenseLars), self.compression == "dgc"
+        dgc = self.compression == "dgc"
         found = {
             "overlap, as a trainer chooses what it sends when the gradient is complete": self.overlap,
             "hierarchy, as trainers send what each of them chose": dgc and self.hierarchy is not None,
-            f'optimizer.kind = "{self.optimizer.kind}", which needs all of a gradient': dgc and whole,
+            f'optimizer.kind = "{self.optimizer.kind}", which needs all of a gradient': dgc and self.optimizer.whole,
         }
         if self.compression in ("dgc", "powersgd") and (trouble := _there(found)):
             raise ValueError(f'compression = "{self.compression}" does not work with {trouble}')

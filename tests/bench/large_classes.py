@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks
 from headrace.trainer.dense.strategy import dense_strategy
-from headrace.trainer.dense_config import DenseAdagrad, DenseSection
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseAdagrad
 from headrace.trainer.models.contract import Inputs, Shape, Targets
 from headrace.trainer.models.next_item import NextItem
 from headrace.trainer.models.settings import NextItemSettings

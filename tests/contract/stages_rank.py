@@ -20,7 +20,8 @@ from headrace.trainer.collectives.ranks import SingleRank, TorchRanks
 from headrace.trainer.config import ModelSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.pipeline import PipelineDense
-from headrace.trainer.dense_config import DenseAdam, DenseSection, PipelineSection
+from headrace.trainer.dense_config import DenseSection, PipelineSection
+from headrace.trainer.dense_optimizers import DenseAdam
 from headrace.trainer.models.contract import Inputs, Shape, SlotShape
 from headrace.trainer.models.registry import load_model
 from headrace.trainer.train.pipeline_step import stage_plan

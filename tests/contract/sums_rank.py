@@ -16,7 +16,8 @@ from headrace.trainer.collectives.rank_store import meet_trainers
 from headrace.trainer.collectives.ranks import SingleRank, TorchRanks
 from headrace.trainer.dense.flat_parameters import digest_of
 from headrace.trainer.dense.strategy import dense_strategy
-from headrace.trainer.dense_config import DenseSection, DenseSgd
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseSgd
 
 WORLDS = (1, 2, 3, 4)
 BUCKETS = {"448B": 448, "2KiB": 2048, "one": 4 << 20}

@@ -16,7 +16,8 @@ from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.dgc import largest, largest_reference, num_sent
 from headrace.trainer.dense.hierarchy import all_reduce_of
 from headrace.trainer.dense.powersgd import matrices_of, orthonormal
-from headrace.trainer.dense_config import DenseAdam, DenseSection, DenseSgd, DgcSection
+from headrace.trainer.dense_config import DenseSection, DgcSection
+from headrace.trainer.dense_optimizers import DenseAdam, DenseSgd
 from tests.fakes.thread_ranks import on_ranks
 
 STEPS = 4

@@ -19,7 +19,8 @@ from headrace.pserver.server.commands import RestoreCommit
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.shard_slices import Awaiting
 from headrace.trainer.dense.strategy import STRATEGIES, dense_strategy
-from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks

@@ -17,7 +17,8 @@ from headrace.trainer.classes.divided_softmax import DividedSoftmax
 from headrace.trainer.classes.margins import Margins
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.strategy import dense_strategy
-from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from tests.fakes.thread_ranks import on_ranks
 
 TOLERANCE = 1e-5

@@ -34,6 +34,9 @@ first_order_optimizer = { lr = 0.01 }
 name = "deepfm"
 [model.settings]
 hidden = [8]
+[dense.optimizer]
+kind = "signs"
+lr = 0.01
 [dense.schedule]
 kind = "steps"
 first = 150

@@ -8,7 +8,8 @@ from torch import nn
 
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
-from headrace.trainer.dense_config import DenseSection, DenseSgd
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseSgd
 from tests.fakes.thread_ranks import on_ranks
 
 STEPS = 4

@@ -20,7 +20,8 @@ from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
-from headrace.trainer.dense_config import DenseSection, DenseSgd
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseSgd
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.default_rows import (
     DefaultRows,

@@ -9,9 +9,9 @@ from torch import nn
 
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
-from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from headrace.trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
-from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseAdamW, DenseSection, DenseSgd
+from headrace.trainer.dense.flat_parameters import ALIGN_FLOATS, FlatOptimizer, FlatParameters
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseAdamW, DenseSgd
 
 
 def model():
@@ -86,7 +86,7 @@ def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
         optimizer.step()
     state = {name: value for name, value in optimizer.state[theirs].items() if value is not None}
     assert torch.equal(flat, theirs)
-    assert ours.state.keys() == state.keys() == (set() if kind == "sgd" else STATE[type(section)])
+    assert ours.state.keys() == state.keys() == (set() if kind == "sgd" else section.state)
     for name, value in state.items():
         assert torch.equal(ours.state[name], value) and ours.state[name].dtype == value.dtype
 

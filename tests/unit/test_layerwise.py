@@ -9,8 +9,9 @@ from torch import nn
 
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
-from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from headrace.trainer.dense_config import DenseLamb, DenseLars, DenseSection
+from headrace.trainer.dense.flat_parameters import FlatOptimizer
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseLamb, DenseLars
 
 LAMB = DenseLamb(kind="lamb", lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.1)
 LARS = DenseLars(kind="lars", lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.05)
@@ -80,7 +81,7 @@ def test_each_parameter_learns_as_in_the_paper(kind, dtype, bound, lengths, seed
         optimizer.step(gradient)
         for (begin, end), theirs in zip(segments, plain, strict=True):
             theirs.step(gradient[begin:end].numpy().astype(np.float64))
-    assert optimizer.state.keys() == STATE[type(BOTH[kind])]
+    assert optimizer.state.keys() == BOTH[kind].state
     for (begin, end), theirs in zip(segments, plain, strict=True):
         assert np.allclose(flat[begin:end].numpy(), theirs.w, rtol=bound, atol=bound / 10)
     used = torch.zeros(total, dtype=torch.bool)

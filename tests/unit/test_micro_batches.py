@@ -15,7 +15,8 @@ from headrace.pserver.config import Adagrad, CountEntry, TableSection
 from headrace.pserver.protocol.shards import Keys, StepScale
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
-from headrace.trainer.dense_config import DenseAdam, DenseSection
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseAdam
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling

@@ -12,7 +12,7 @@ from headrace.pserver.config import Adagrad
 from headrace.service.cli.table_commands import set_
 from headrace.service.spec.job import job_of, load_job
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.dense_config import DenseAdam
+from headrace.trainer.dense_optimizers import DenseAdam
 from headrace.trainer.spec.changes import after_set, changed_keys, is_hot, remaining, with_overrides
 from tests.unit.test_spec import NEWS
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.bucket_sums import BucketSums
-from headrace.trainer.dense.dgc import DgcSums, without_momentum
+from headrace.trainer.dense.dgc import DgcSums
 from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer, state_names
-from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
 from headrace.trainer.dense.gradient_sums import GradientSums
 from headrace.trainer.dense.powersgd import PowerSgdSums
 from headrace.trainer.dense_config import DenseSection
@@ -39,8 +38,8 @@ class AllReduceDense(FlatDense):
             self._sums = DgcSums(self._grad, ranks, config)
         elif has_any and config.compression == "powersgd":
             self._sums = PowerSgdSums(self._grad, self._flat.parameters, ranks, config, seed)
-        learns = without_momentum(config.optimizer) if by_ranks else config.optimizer
-        self._state_names = state_names(learns) if by_ranks else STATE[type(learns)]
+        learns = config.optimizer.split_momentum()[1] if by_ranks else config.optimizer
+        self._state_names = learns.state_names if by_ranks else learns.state
         self._optimizer = FlatOptimizer(self._flat.weights, learns, self._flat.segments) if has_any else None
         self._clip_norm = None if by_ranks else config.clip_norm
 

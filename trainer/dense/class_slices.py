@@ -19,9 +19,9 @@ from headrace.pserver.config import MAX_FLOAT32
 from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.trainer.classes.class_rows import BLOCK, ClassRows
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, vector_names
-from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, within
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import STEP
 
 if TYPE_CHECKING:
     from headrace.trainer.dense.strategy import DenseStrategy
@@ -41,7 +41,7 @@ class ClassSlicesDense:
         self.buffers, self.one_reader = rest.buffers, rest.one_reader
         self._config = config.optimizer
         self._optimizer = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
-        self._names = vector_names(config.optimizer)
+        self._names = config.optimizer.vector_names
         self._hear_hashes()
 
     @property
@@ -133,7 +133,7 @@ class ClassSlicesDense:
         """`_state`, with the state before the first step as it will begin."""
         state = self._state()
         for name in self._names:
-            start = torch.tensor(initial_state(self._config, name)).expand_as(self._rows.weights_NV)
+            start = torch.tensor(self._config.start(name)).expand_as(self._rows.weights_NV)
             state.setdefault(PREFIX + name, start)
         return state
 

@@ -21,7 +21,7 @@ from headrace.trainer.dense.complete_sums import CompleteSums
 from headrace.trainer.dense.flat_dense import clip
 from headrace.trainer.dense.flat_parameters import within
 from headrace.trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
-from headrace.trainer.dense_config import DenseOptimizer, DenseSection, DenseSgd, DgcSection
+from headrace.trainer.dense_config import DenseSection, DgcSection
 
 STEPS = "dgc.steps"
 """Name of the count of steps in commits."""
@@ -53,11 +53,6 @@ def largest_reference(values: list[float], k: int) -> list[int]:
     return sorted(sorted(range(len(values)), key=lambda index: (-abs(values[index]), index))[:k])
 
 
-def without_momentum(optimizer: DenseOptimizer) -> DenseOptimizer:
-    """The optimizer of the sums: ranks have the momentum of SGD before."""
-    return optimizer.model_copy(update={"momentum": 0.0}) if isinstance(optimizer, DenseSgd) else optimizer
-
-
 class DgcSums(CompleteSums):
     """With no more bytes than indices need, all numbers are sent, as 0 or not.
 
@@ -70,7 +65,7 @@ class DgcSums(CompleteSums):
         super().__init__(gradient)
         self._ranks, self._config = ranks, config.dgc or DgcSection()
         self._clip_norm = None if config.clip_norm is None else config.clip_norm / math.sqrt(ranks.world)
-        self._momentum = config.optimizer.momentum if isinstance(config.optimizer, DenseSgd) else 0.0
+        self._momentum, _ = config.optimizer.split_momentum()
         self._bucket_floats = config.bucket_bytes // gradient.element_size()
         self.residual = torch.zeros_like(gradient)
         self.velocity = torch.zeros_like(gradient if self._momentum else gradient[:0])

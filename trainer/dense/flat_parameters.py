@@ -1,4 +1,5 @@
-"""The dense parameters of a rank in one flat buffer, and their gradients in another: what strategies compute on.
+"""The dense parameters of a rank in one flat buffer, and their gradients in another: what strategies compute on;
+and their optimizer.
 
 Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries may round differently if not.
 """
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from headrace.errors import BadInput, SpecError
 from headrace.pserver.config import MAX_FLOAT32
+from headrace.trainer.dense_optimizers import DenseOptimizer, Segments
 
 ALIGN_FLOATS = 16
 
@@ -96,6 +98,21 @@ class FlatParameters:
         for name, value in own.items():
             if name.removeprefix("model.") not in self._absent:
                 value.detach().copy_(saved[name])
+
+
+class FlatOptimizer:
+    """The optimizer of one flat buffer of weights."""
+
+    def __init__(self, weights: Tensor, config: DenseOptimizer, segments: Segments = ()) -> None:
+        """`segments` are needed where `config` needs whole parameters."""
+        assert segments or not config.whole, "this optimizer needs whole parameters, not slices of the buffer"
+        self._weights, self._config, self._segments, self.lr = weights.detach(), config, segments, config.lr
+        self.state = config.first_state(self._weights)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor) -> None:
+        """Update the weights by a gradient of the buffer's shape."""
+        self._config.learn(self._weights, gradient, self.state, self.lr, self._segments)
 
 
 def begins_of(sizes: Sequence[int]) -> tuple[list[int], int]:

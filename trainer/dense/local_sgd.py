@@ -18,9 +18,9 @@ from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.averaging_schedule import AveragingSchedule
 from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
-from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import STEP
 
 SCHEDULE = "local_sgd.schedule"
 """Name of the schedule's state in commits."""
@@ -34,7 +34,7 @@ class LocalSgdDense(FlatDense):
         assert config.k_steps is not None, "checked with the spec"
         self._schedule = AveragingSchedule(config.k_steps, config.begin, adaptive=config.adaptive)
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
-        self._averaged = vector_names(config.optimizer)
+        self._averaged = config.optimizer.vector_names
         """Names of the optimizer's state of the buffer's shape."""
         self._noted = (0.0, 0.0)
         self._share = self._loss = 0.0
@@ -133,7 +133,7 @@ class LocalSgdDense(FlatDense):
         state = self._optimizer.state
         self._flat.weights.copy_(self._anchor.add_(moved))
         state |= {name: value.clone() for name, value in zip(self._averaged, averages, strict=True)}
-        if STEP in state_names(self._config.optimizer):
+        if STEP in self._config.optimizer.state_names:
             count = state.setdefault(STEP, torch.zeros((), device=moved.device))
             count.fill_(self._steps_before + self._schedule.since)
 
@@ -158,7 +158,7 @@ class LocalSgdDense(FlatDense):
         """After another strategy the count of steps begins at 0."""
         self._flat.load(tensors)
         state = state_in(tensors)
-        if self._grad.numel() and state.keys() == state_names(self._config.optimizer):
+        if self._grad.numel() and state.keys() == self._config.optimizer.state_names:
             self._optimizer.state = {name: value.to(self._grad.device).clone() for name, value in state.items()}
         if SCHEDULE in tensors:
             self._schedule.load_state(tensors[SCHEDULE].tolist())

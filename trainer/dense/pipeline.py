@@ -22,10 +22,10 @@ from headrace.errors import SpecError
 from headrace.pserver.protocol.shards import F32
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, state_names, vector_names
-from headrace.trainer.dense.flat_parameters import FlatParameters, begins_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, begins_of
 from headrace.trainer.dense.stages import Stage
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import STEP
 from headrace.trainer.models.contract import Declared
 
 Parts = Mapping[str, Mapping[str, F32]]
@@ -53,7 +53,7 @@ class PipelineDense(FlatDense):
         begins, self._length = begins_of(list(self._sizes.values()))
         self._begins = dict(zip(self._sizes, begins, strict=True))
         self._places = {name: at for at, name in enumerate(self._sizes)}
-        self._vectors = vector_names(config.optimizer)
+        self._vectors = config.optimizer.vector_names
         self._digest = _combined(
             self._sizes, _hashes({name: {"": each.detach().numpy().reshape(-1)} for name, each in every.items()}, every)
         )
@@ -137,9 +137,7 @@ class PipelineDense(FlatDense):
         state = {} if self._optimizer is None else self._optimizer.state
         counts = self._ranks.gather({"count": np.array([float(state[STEP])] if STEP in state else [], np.float32)})
         for key in self._vectors:
-            whole = np.full(
-                self._length if counts is not None else 0, initial_state(self._config.optimizer, key), np.float32
-            )
+            whole = np.full(self._length if counts is not None else 0, self._config.optimizer.start(key), np.float32)
             num = 0
             for name, values in chain(
                 ((n, each.get(key, NOTHING)) for n, each in parts.items()), self._of_others(parts, key)
@@ -155,7 +153,7 @@ class PipelineDense(FlatDense):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._flat.load(tensors)
         state = state_in(tensors)
-        if state.keys() != state_names(self._config.optimizer):
+        if state.keys() != self._config.optimizer.state_names:
             state = {}
         if self._optimizer is not None and state:
             vectors = {name: torch.zeros_like(self._flat.weights) for name in self._vectors}

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
-from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
 from headrace.trainer.dense_config import DenseSection, group_size
+from headrace.trainer.dense_optimizers import STEP
 
 HASHED_FLOATS = 4096
 """Floats of a part of the state that is hashed by itself, so that a digest does not depend on the number of ranks."""
@@ -39,7 +39,7 @@ class ShardedDense(FlatDense):
         """Floats of this rank's slice before the padding."""
         self._own_grad = self._grad[self._own]
         self._optimizer = FlatOptimizer(self._flat.weights[self._own], config.optimizer)
-        self._names = vector_names(config.optimizer)
+        self._names = config.optimizer.vector_names
         """Names of the optimizer's state in slices."""
         self._begun: Callable[[], None] | None = None
         self._loss_scale, self._state_digest = 1.0, self._fresh_digest()
@@ -123,7 +123,7 @@ class ShardedDense(FlatDense):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._flat.load(tensors)
         state = state_in(tensors)
-        if not self._grad.numel() or state.keys() != state_names(self._config.optimizer):
+        if not self._grad.numel() or state.keys() != self._config.optimizer.state_names:
             self._state_digest = self._fresh_digest()
             return
         self._optimizer.state = {

@@ -75,14 +75,13 @@ def _check_divided(job: TrainerJob) -> None:
             path,
         )
     optimizer = dense.optimizer
-    if optimizer.kind in ("lars", "lamb"):
+    if optimizer.whole:
         raise SpecError(
             f"{optimizer.kind} needs whole parameters, and items are divided over trainers (model.settings."
             f'mode = "{mode}"): use "adam", "adagrad" or "sgd"',
             "dense.optimizer.kind",
         )
-    resting = optimizer.kind == "adagrad" or (optimizer.kind == "sgd" and not optimizer.momentum)
-    if mode == "sampled" and not resting:
+    if mode == "sampled" and not optimizer.rests:
         raise SpecError(
             'items that are not drawn must stay as they are (model.settings.mode = "sampled"): use "adagrad", or "sgd" '
             "without momentum",

@@ -6,23 +6,13 @@ as all others (trainer.dense.shard_slices).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
 from headrace.dataset.spec.config import AnySlot
 from headrace.dataset.spec.join_section import JoinSection
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.config import DENSE_SLICES, MAX_FLOAT32, SLICE_FLOATS, Bounds, TableSection
-from headrace.pserver.row_optimizers import Adagrad, Adam, RowOptimizer, Sgd
-from headrace.trainer.dense_config import (
-    DenseAdagrad,
-    DenseAdam,
-    DenseAdamW,
-    DenseLamb,
-    DenseLars,
-    DenseOptimizer,
-    DenseSection,
-    DenseSgd,
-)
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import DenseOptimizer
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.spec.join_tables import join_tables
 
@@ -40,27 +30,13 @@ def tables_on_shards(
 
 
 def _slices(optimizer: DenseOptimizer) -> TableSection:
+    of_rows = optimizer.of_rows()
+    assert not isinstance(of_rows, str), "the section refuses it on shards"
     return TableSection(
         dim=SLICE_FLOATS,
         first_order=False,
         init_range=0.0,
-        optimizer=_of_rows(optimizer),
+        optimizer=of_rows,
         bounds=Bounds(low=-MAX_FLOAT32, high=MAX_FLOAT32),
         decay=1.0,
     )
-
-
-def _of_rows(optimizer: DenseOptimizer) -> RowOptimizer:
-    """The same optimizer, of rows. All slices are pushed in every step, so steps counted by row are the job's."""
-    match optimizer:
-        case DenseSgd():
-            return Sgd(kind="sgd", lr=optimizer.lr)
-        case DenseAdam() | DenseAdamW():
-            lr, beta1, beta2, epsilon = optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon
-            return Adam(kind="adam", lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon)
-        case DenseAdagrad(lr=lr, initial=initial, epsilon=epsilon):
-            return Adagrad(per="element", lr=lr, initial=initial, epsilon=epsilon)
-        case DenseLamb() | DenseLars():
-            raise AssertionError("the section refuses it on shards")
-        case _:
-            assert_never(optimizer)

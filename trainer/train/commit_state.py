@@ -39,10 +39,10 @@ from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, Com
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.dense.flat_dense import PREFIX
-from headrace.trainer.dense.flat_optimizer import STEP, initial_state
 from headrace.trainer.dense.flat_parameters import begins_of
 from headrace.trainer.dense.rank_tensors import PREFIXES
 from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.dense_optimizers import STEP
 from headrace.trainer.features.default_rows import PREFIX as DEFAULT_ROW
 from headrace.trainer.features.default_rows import widths_of
 from headrace.trainer.metrics.meter import MeterState
@@ -117,7 +117,7 @@ class CarriedState:
                 fill = 0.0 if each.name in new.begins else initial[name].detach().cpu().numpy()
                 found[name] = torch.from_numpy(each.apply(saved[name].numpy(), fill))
         for name in (name for name in saved if _is_flat(name)):
-            start = initial_state(self._job.dense.optimizer, name.removeprefix(PREFIX))
+            start = self._job.dense.optimizer.start(name.removeprefix(PREFIX))
             found[name] = torch.from_numpy(_flat(saved[name].numpy(), old, new, plan, start))
         return found
 

@@ -1,0 +1,382 @@
+"""Optimizers of the dense parameters: sections of the job spec, each with its state and its step.
+
+Most are torch's functions on torch's state, without torch's classes: these load torch's compiler, which takes about as
+long as loading torch itself, at each start of a trainer. The same functions with the same arguments give the same bits;
+tests check this. The sections are read without torch, so a step imports what it needs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from typing_extensions import override
+
+from headrace.config import Section
+from headrace.pserver.config import Beta, NotNegative, Positive
+from headrace.pserver.row_optimizers import Adagrad, Adam, RowOptimizer, Sgd
+from headrace.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    State = dict[str, Tensor]
+
+STEP = "step"
+"""The optimizer's count of steps: no tensor of the weights' shape."""
+
+Segments = Sequence[tuple[int, int]]
+"""Begin and end of each parameter in the flat buffer, in the order of the module."""
+
+
+class DenseOptimizer(Section):
+    """An optimizer of one flat buffer of weights."""
+
+    state: ClassVar[frozenset[str]] = frozenset()
+    """Names of the state after the first step. Optimizers with the same names continue each other's state."""
+    whole: ClassVar[bool] = False
+    """Whether a step needs whole parameters, not slices of the buffer."""
+
+    if TYPE_CHECKING:
+        kind: str
+        lr: float
+
+    @property
+    def state_names(self) -> frozenset[str]:
+        """Those of `state` that these settings need."""
+        return self.state
+
+    @property
+    def vector_names(self) -> list[str]:
+        """Names of the state of the weights' shape, in order."""
+        return sorted(self.state_names - {STEP})
+
+    @property
+    def rests(self) -> bool:
+        """Whether a weight whose gradient is 0 stays as it is."""
+        return False
+
+    def start(self, name: str) -> float:
+        """The value of the state `name`, of the weights' shape, before the first step."""
+        return 0.0
+
+    def first_state(self, weights: "Tensor") -> "State":
+        """The state before the first step; empty where the step makes it."""
+        return {}
+
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        """Change weights and state in place, at the rate `lr`."""
+        raise NotImplementedError
+
+    def of_rows(self) -> RowOptimizer | str:
+        """The same optimizer, of rows on the shards; or the setting that rows do not have, in words.
+
+        All slices are pushed in every step, so steps counted by row are the job's.
+        """
+        why = "which needs all of a parameter" if self.whole else "which rows do not have"
+        return f'optimizer.kind = "{self.kind}", {why}'
+
+    def split_momentum(self) -> "tuple[float, DenseOptimizer]":
+        """The momentum that trainers can apply to their own gradients, and the optimizer without it."""
+        return 0.0, self
+
+
+class DenseSgd(DenseOptimizer):
+    """torch.optim.SGD."""
+
+    state = frozenset({"momentum_buffer"})
+
+    kind: Literal["sgd"]
+    """SGD."""
+    lr: Positive = 0.01
+    """Learning rate."""
+    momentum: Beta = 0.0
+    """Momentum."""
+
+    @property
+    @override
+    def state_names(self) -> frozenset[str]:
+        return self.state if self.momentum else frozenset()
+
+    @property
+    @override
+    def rests(self) -> bool:
+        return not self.momentum
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        from torch.optim.sgd import sgd
+
+        buffers: list[Tensor | None] = [state.get("momentum_buffer")]
+        sgd(
+            [weights],
+            [gradient],
+            buffers if self.momentum else [],
+            lr=lr,
+            momentum=self.momentum,
+            weight_decay=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if self.momentum and buffers[0] is not None:
+            state["momentum_buffer"] = buffers[0]
+
+    @override
+    def of_rows(self) -> RowOptimizer | str:
+        return "optimizer.momentum" if self.momentum else Sgd(kind="sgd", lr=self.lr)
+
+    @override
+    def split_momentum(self) -> tuple[float, DenseOptimizer]:
+        return self.momentum, self.model_copy(update={"momentum": 0.0})
+
+
+class DenseAdam(DenseOptimizer):
+    """torch.optim.Adam."""
+
+    state = frozenset({STEP, "exp_avg", "exp_avg_sq"})
+
+    kind: Literal["adam"] = "adam"
+    """Adam."""
+    lr: Positive = 0.003
+    """Learning rate."""
+    beta1: Beta = 0.9
+    """Decay of the first moment."""
+    beta2: Beta = 0.999
+    """Decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """Added to the root."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay: its product with the weights is added to the gradient."""
+    decoupled: bool = False
+    """Whether weight decay does not pass through the moments, as with "adamw"; so it was in jobs begun before set 3 of
+    the defaults."""
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        from torch.optim.adam import adam
+        from torch.optim.adamw import adamw
+
+        coupled = self.weight_decay > 0 and not self.decoupled
+        _learn_adam(adam if coupled else adamw, self, weights, gradient, state, lr)
+
+    @override
+    def of_rows(self) -> RowOptimizer | str:
+        return _adam_of_rows(self)
+
+
+class DenseAdamW(DenseOptimizer):
+    """torch.optim.AdamW."""
+
+    state = DenseAdam.state
+
+    kind: Literal["adamw"]
+    """AdamW (Loshchilov, Hutter 2019): Adam with decoupled weight decay."""
+    lr: Positive = 0.001
+    """Learning rate."""
+    beta1: Beta = 0.9
+    """Decay of the first moment."""
+    beta2: Beta = 0.999
+    """Decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """Added to the root."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        from torch.optim.adamw import adamw
+
+        _learn_adam(adamw, self, weights, gradient, state, lr)
+
+    @override
+    def of_rows(self) -> RowOptimizer | str:
+        return _adam_of_rows(self)
+
+
+class DenseAdagrad(DenseOptimizer):
+    """torch.optim.Adagrad."""
+
+    state = frozenset({STEP, "sum"})
+
+    kind: Literal["adagrad"]
+    """Adagrad."""
+    lr: Positive = 0.01
+    """Learning rate."""
+    initial: NotNegative = 0.0
+    """Accumulator at the start."""
+    epsilon: Positive = 1e-10
+    """Added to the root."""
+
+    @property
+    @override
+    def rests(self) -> bool:
+        return True
+
+    @override
+    def start(self, name: str) -> float:
+        return self.initial
+
+    @override
+    def first_state(self, weights: "Tensor") -> "State":
+        import torch
+
+        return {STEP: torch.tensor(0.0), "sum": torch.full_like(weights, self.initial)}
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        from torch.optim.adagrad import adagrad
+
+        adagrad(
+            [weights],
+            [gradient],
+            [state["sum"]],
+            [state[STEP]],
+            foreach=False,
+            lr=lr,
+            weight_decay=0.0,
+            lr_decay=0.0,
+            eps=self.epsilon,
+            maximize=False,
+        )
+
+    @override
+    def of_rows(self) -> RowOptimizer | str:
+        return Adagrad(per="element", lr=self.lr, initial=self.initial, epsilon=self.epsilon)
+
+
+class DenseLamb(DenseOptimizer):
+    """LAMB (You et al. 2020): Adam whose step has the norm of the weights, for each parameter."""
+
+    state = DenseAdam.state
+    whole = True
+
+    kind: Literal["lamb"]
+    """LAMB."""
+    lr: Positive = 0.001
+    """Learning rate: length of a step as a share of the norm of the weights."""
+    beta1: Beta = 0.9
+    """Decay of the first moment."""
+    beta2: Beta = 0.999
+    """Decay of the second moment."""
+    epsilon: Positive = 1e-6
+    """Added to the root."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay, before the step is scaled."""
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        """Algorithm 2 of the paper, with corrected moments and without a bound of the ratio of norms."""
+        import torch
+
+        if not state:
+            state |= _moments(weights)
+        state[STEP] += 1
+        step = int(state[STEP])
+        first = state["exp_avg"].lerp_(gradient, 1 - self.beta1)
+        second = state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        root = (second / (1 - self.beta2**step)).sqrt_().add_(self.epsilon)
+        move = (first / (1 - self.beta1**step)).div_(root).add_(weights, alpha=self.weight_decay)
+        for begin, end in segments:
+            length, far = torch.linalg.vector_norm(weights[begin:end]), torch.linalg.vector_norm(move[begin:end])
+            ratio = torch.where((length > 0) & (far > 0), length / far, torch.ones_like(length))
+            move[begin:end].mul_(ratio)
+        weights.add_(move, alpha=-lr)
+
+
+class DenseLars(DenseOptimizer):
+    """LARS (You, Gitman, Ginsburg 2017): SGD whose rate follows the norms of weights and gradient, by parameter."""
+
+    state = frozenset({"velocity"})
+    whole = True
+
+    kind: Literal["lars"]
+    """LARS."""
+    lr: Positive = 1.0
+    """Learning rate, times the local rate of each parameter."""
+    momentum: Beta = 0.9
+    """Momentum of the scaled steps."""
+    weight_decay: NotNegative = 0.0005
+    """Weight decay: its product with the weights is added to the gradient."""
+    trust: Positive = 0.001
+    """Length of a step as a share of the norm of the weights."""
+
+    @override
+    def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
+        """Algorithm 1 of the paper, with the momentum of the scaled steps.
+
+        The local rate of a parameter is trust * |w| / (|g| + weight_decay * |w|), and 1 where that has no meaning.
+        """
+        import torch
+
+        if not state:
+            state["velocity"] = torch.zeros_like(weights)
+        velocity = state["velocity"].mul_(self.momentum)
+        for begin, end in segments:
+            own, grad = weights[begin:end], gradient[begin:end]
+            length, slope = torch.linalg.vector_norm(own), torch.linalg.vector_norm(grad)
+            local = self.trust * length / (slope + self.weight_decay * length)
+            local = torch.where((length > 0) & (slope > 0), local, torch.ones_like(local))
+            velocity[begin:end].add_((grad + self.weight_decay * own) * (lr * local))
+        weights.sub_(velocity)
+
+
+def _moments(weights: "Tensor") -> "State":
+    import torch
+
+    count = torch.zeros((), device=weights.device)
+    return {STEP: count, "exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
+
+
+def _learn_adam(
+    function: Callable[..., None],
+    own: DenseAdam | DenseAdamW,
+    weights: "Tensor",
+    gradient: "Tensor",
+    state: "State",
+    lr: float,
+) -> None:
+    """As torch's class, fused. `function`: torch's."""
+    if not state:
+        state |= _moments(weights)
+    function(
+        [weights],
+        [gradient],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [],
+        [state[STEP]],
+        foreach=False,
+        fused=True,
+        amsgrad=False,
+        beta1=own.beta1,
+        beta2=own.beta2,
+        lr=lr,
+        weight_decay=own.weight_decay,
+        eps=own.epsilon,
+        maximize=False,
+    )
+
+
+def _adam_of_rows(own: DenseAdam | DenseAdamW) -> RowOptimizer | str:
+    if own.weight_decay:
+        return "optimizer.weight_decay"
+    return Adam(kind="adam", lr=own.lr, beta1=own.beta1, beta2=own.beta2, epsilon=own.epsilon)
+
+
+DENSE_OPTIMIZERS = Registry(
+    kind="dense optimizer",
+    group="headrace.dense_optimizers",
+    base=DenseOptimizer,
+    own={
+        "sgd": "trainer.dense_optimizers:DenseSgd",
+        "adam": "trainer.dense_optimizers:DenseAdam",
+        "adamw": "trainer.dense_optimizers:DenseAdamW",
+        "adagrad": "trainer.dense_optimizers:DenseAdagrad",
+        "lamb": "trainer.dense_optimizers:DenseLamb",
+        "lars": "trainer.dense_optimizers:DenseLars",
+    },
+)
+
+if TYPE_CHECKING:
+    AnyDenseOptimizer = DenseOptimizer
+else:
+    AnyDenseOptimizer = DENSE_OPTIMIZERS.union()
