@@ -1,15 +1,17 @@
-"""The section `dense` of a job spec: how the gradients of all trainers become dense parameters.
+"""The section `dense` of a job spec: how the gradients of all trainers become dense parameters, and the strategies.
 
-`trainer.spec.dense_rules` checks it against the other sections.
+A strategy is described here, without torch, as job files are checked without it; its work is a class of trainer.dense.
+`trainer.spec.dense_rules` checks the section against the others by these descriptions.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config import Count, PositiveCount, PositiveSize, Section
 from headrace.pserver.config import Positive
+from headrace.registry import Registry
 from headrace.renamed_keys import Renamed, RenamedKey
 from headrace.text_kinds import TextKind
 from headrace.trainer.dense_optimizers import AnyDenseOptimizer, DenseAdam
@@ -90,6 +92,127 @@ class RecomputeSection(Section):
     Default: about the root of the number of its layers with parameters."""
 
 
+FOR_ONE = '{key} is for strategy = "{own}", not for "{chosen}": remove one'
+
+
+class StrategyKind:
+    """A strategy as a job file names it: its class, its settings, and what it refuses beside what."""
+
+    implementation: ClassVar[str]
+    """The subclass of trainer.dense.strategy.DenseStrategy, as "module:Class"."""
+    own: ClassVar[Mapping[str, str]] = {}
+    """Keys of `dense` for this strategy alone, with the message about one that is set beside another strategy."""
+    meets_in_steps: ClassVar[bool] = True
+    """Whether trainers wait for each other in every step."""
+    on_shards: ClassVar[bool] = False
+    """Whether the dense parameters are rows on the shards."""
+    in_stages: ClassVar[bool] = False
+    """Whether each trainer has some layers of the model; rank 0 alone reads events then."""
+
+    def check(self, dense: "DenseSection") -> None:
+        """Raise ValueError for a setting of its own that is missing or wrong."""
+
+    def refused(self, dense: "DenseSection") -> dict[str, bool]:
+        """Settings of `dense` that do not work with it, in words, and whether each is there."""
+        return {
+            "overlap": dense.overlap,
+            "hierarchy": dense.hierarchy is not None,
+            "compression": dense.compression != "none",
+            "bucket_bytes, which is for all_reduce": dense.bucket_bytes != MAX_BUCKET_BYTES,
+        }
+
+
+class AllReduceKind(StrategyKind):
+    """On every trainer; gradients are summed over trainers."""
+
+    implementation = "headrace.trainer.dense.all_reduce:AllReduceDense"
+
+    def refused(self, dense: "DenseSection") -> dict[str, bool]:
+        return {}
+
+
+class LocalSgdKind(StrategyKind):
+    """On every trainer, which learns by itself; trainers average now and then."""
+
+    implementation = "headrace.trainer.dense.local_sgd:LocalSgdDense"
+    own = dict.fromkeys(("k_steps", "begin", "adaptive"), FOR_ONE)
+
+    def check(self, dense: "DenseSection") -> None:
+        if dense.k_steps is None:
+            raise ValueError('strategy = "local_sgd" needs k_steps, the number of steps between two averages')
+        if dense.adaptive and dense.k_steps > MAX_ADAPTIVE:
+            raise ValueError(f"k_steps is {dense.k_steps}; with adaptive at most {MAX_ADAPTIVE}")
+
+
+class ShardedKind(StrategyKind):
+    """On every trainer; the optimizer's state is divided."""
+
+    implementation = "headrace.trainer.dense.sharded:ShardedDense"
+    own = {"group": FOR_ONE}
+
+    def refused(self, dense: "DenseSection") -> dict[str, bool]:
+        kind = f'optimizer.kind = "{dense.optimizer.kind}", which needs whole parameters'
+        return super().refused(dense) | {kind: dense.optimizer.whole}
+
+
+class ShardsKind(StrategyKind):
+    """On the shards, as rows."""
+
+    implementation = "headrace.trainer.dense.shard_slices:ShardDense"
+    own = {"slice_floats": '{key} is for strategy = "{own}"; "{chosen}" has no slices: remove it'}
+    meets_in_steps = False
+    on_shards = True
+
+    def refused(self, dense: "DenseSection") -> dict[str, bool]:
+        of_rows = dense.optimizer.of_rows()
+        return {
+            "overlap": dense.overlap,
+            "hierarchy": dense.hierarchy is not None,
+            "compression": dense.compression != "none",
+            "clip_norm, which needs the gradients of all slices": dense.clip_norm is not None,
+            str(of_rows): isinstance(of_rows, str),
+            "schedule, since rates of rows change with `headrace set` only": not isinstance(dense.schedule, Constant),
+        }
+
+
+class PipelineKind(StrategyKind):
+    """Each trainer has some layers of the model."""
+
+    implementation = "headrace.trainer.dense.pipeline:PipelineDense"
+    own = {"pipeline": FOR_ONE}
+    in_stages = True
+
+    def refused(self, dense: "DenseSection") -> dict[str, bool]:
+        return super().refused(dense) | {
+            "accumulate, as pipeline.micro_batches divides a batch": dense.accumulate > 1,
+            'buffers = "sync_bn"': dense.buffers == "sync_bn",
+        }
+
+
+DENSE_STRATEGIES = Registry(
+    kind="dense strategy",
+    group="headrace.dense_strategies",
+    base=StrategyKind,
+    own={
+        "all_reduce": "trainer.dense_config:AllReduceKind",
+        "local_sgd": "trainer.dense_config:LocalSgdKind",
+        "sharded": "trainer.dense_config:ShardedKind",
+        "shards": "trainer.dense_config:ShardsKind",
+        "pipeline": "trainer.dense_config:PipelineKind",
+    },
+)
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[tuple(DENSE_STRATEGIES.names())]
+
+
+def strategy_kind(name: str) -> StrategyKind:
+    """The strategy of a name. Raises SpecError."""
+    return DENSE_STRATEGIES.load(name)()
+
+
 def _there(found: Mapping[str, bool]) -> str:
     return ", ".join(name for name, there in found.items() if there)
 
@@ -101,7 +224,7 @@ class DenseSection(Section):
         "offload": TextKind.NAME,
     }
 
-    strategy: Literal["all_reduce", "local_sgd", "sharded", "shards", "pipeline"] = "all_reduce"
+    strategy: StrategyName = "all_reduce"
     """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "local_sgd":
     on every trainer, which learns by itself; trainers average every k_steps steps and before each close. "sharded": as
     "all_reduce", and the optimizer's state is divided over trainers. "shards": on the shards, as rows; trainers push
@@ -168,54 +291,23 @@ class DenseSection(Section):
     """Names of blocks, as in recompute, whose activations wait in the memory of the CPU for the backward pass. For
     GPUs. "all": every part of the model that has parameters."""
 
-    def _not_on_shards(self) -> str:
-        """The settings that need all dense gradients in one place, in words; empty without them."""
-        of_rows = self.optimizer.of_rows()
-        found = {
-            "overlap": self.overlap,
-            "hierarchy": self.hierarchy is not None,
-            "compression": self.compression != "none",
-            "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
-            str(of_rows): isinstance(of_rows, str),
-            "schedule, since rates of rows change with `headrace set` only": not isinstance(self.schedule, Constant),
-        }
-        return _there(found)
+    @property
+    def kind(self) -> StrategyKind:
+        """The strategy."""
+        return strategy_kind(self.strategy)
 
     @model_validator(mode="after")
     def _belongs(self) -> "DenseSection":
         """Each setting of one strategy is there with that strategy only."""
-        if self.strategy == "local_sgd" and self.k_steps is None:
-            raise ValueError('strategy = "local_sgd" needs k_steps, the number of steps between two averages')
-        if self.adaptive and self.k_steps is not None and self.k_steps > MAX_ADAPTIVE:
-            raise ValueError(f"k_steps is {self.k_steps}; with adaptive at most {MAX_ADAPTIVE}")
-        given = {
-            "k_steps": (self.k_steps, "local_sgd"),
-            "begin": (self.begin, "local_sgd"),
-            "adaptive": (self.adaptive, "local_sgd"),
-            "group": (self.group, "sharded"),
-            "pipeline": (self.pipeline, "pipeline"),
-        }
-        for name, (value, strategy) in given.items():
-            if value and self.strategy != strategy:
-                raise ValueError(f'{name} is for strategy = "{strategy}", not for "{self.strategy}": remove one')
-        if self.strategy in ("local_sgd", "sharded", "pipeline") and (trouble := self._not_with_parts()):
+        kind = self.kind
+        kind.check(self)
+        for name in DENSE_STRATEGIES.names():
+            for key, message in strategy_kind(name).own.items() if name != self.strategy else ():
+                if getattr(self, key):
+                    raise ValueError(message.format(key=key, own=name, chosen=self.strategy))
+        if trouble := _there(kind.refused(self)):
             raise ValueError(f'strategy = "{self.strategy}" does not work with {trouble}')
         return self
-
-    def _not_with_parts(self) -> str:
-        """The settings that "local_sgd", "sharded" or "pipeline" does not have, in words; empty without them."""
-        stages = self.strategy == "pipeline"
-        found = {
-            "overlap": self.overlap,
-            "hierarchy": self.hierarchy is not None,
-            "compression": self.compression != "none",
-            "bucket_bytes, which is for all_reduce": self.bucket_bytes != MAX_BUCKET_BYTES,
-            f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': self.optimizer.whole
-            and self.strategy == "sharded",
-            "accumulate, as pipeline.micro_batches divides a batch": stages and self.accumulate > 1,
-            'buffers = "sync_bn"': stages and self.buffers == "sync_bn",
-        }
-        return _there(found)
 
     @model_validator(mode="after")
     def _compresses(self) -> "DenseSection":
@@ -248,10 +340,6 @@ class DenseSection(Section):
             )
         if self.bucket_bytes > MAX_BUCKET_BYTES or self.bucket_bytes % BUCKET_STEP_BYTES:
             raise ValueError(f"bucket_bytes must be a multiple of {BUCKET_STEP_BYTES}, and at most 4MiB")
-        if self.strategy == "shards" and (trouble := self._not_on_shards()):
-            raise ValueError(f'strategy = "shards" does not work with {trouble}')
-        if self.strategy != "shards" and self.slice_floats is not None:
-            raise ValueError(f'slice_floats is for strategy = "shards"; "{self.strategy}" has no slices: remove it')
         if self.slice_floats is None and self.priority != "sparse_first":
             raise ValueError("priority is the order of messages of slice_floats floats: set that, too, or remove it")
         return self

@@ -108,7 +108,7 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
     used = {slot.sparse.table for slot in schema.sparse}
     for name, table in job.tables.items():
         path = f"tables.{name}"
-        if name == DENSE_SLICES and job.dense.strategy == "shards":
+        if name == DENSE_SLICES and job.dense.kind.on_shards:
             raise SpecError(
                 'dense.strategy = "shards" keeps dense parameters in a table of this name; rename this one', path
             )

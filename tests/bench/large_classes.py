@@ -44,7 +44,7 @@ def measure(mode: str, classes: int, steps: int, ranks: Ranks) -> dict[str, floa
     model = NextItem(Shape((), (), (("x", WIDTH),), (name,)), NextItemSettings(classes=classes, mode=mode, **given))
     model.divide(ranks, CPU)
     config = DenseSection(optimizer=DenseAdagrad(kind="adagrad"))
-    strategy = dense_strategy(model, config, ranks, None, step_s=60.0)
+    strategy = dense_strategy(model, config, ranks)
     draw, begin_s, ones = torch.Generator().manual_seed(ranks.rank), 0.0, torch.ones(SAMPLES)
     for step in range(steps + 1):
         if step == 1:

@@ -65,7 +65,7 @@ def batch(rank, step, integers):
 def learnt(ranks, world, section, device, integers=False):
     """The weights after a pass of the batches of `world` ranks. One rank alone merges all of them in each step."""
     net = Net(integers).to(device)
-    strategy = dense_strategy(net, section, ranks, None, step_s=20.0)
+    strategy = dense_strategy(net, section, ranks)
     for step in range(STEPS):
         of_ranks = [batch(rank, step, integers) for rank in range(world)]
         mine = [each for each in ([of_ranks[ranks.rank]] if ranks.world == world else of_ranks) if each is not None]

@@ -16,6 +16,7 @@ from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.dgc import largest, largest_reference, num_sent
 from headrace.trainer.dense.hierarchy import all_reduce_of
 from headrace.trainer.dense.powersgd import matrices_of, orthonormal
+from headrace.trainer.dense.strategy import Around
 from headrace.trainer.dense_config import DenseSection, DgcSection
 from headrace.trainer.dense_optimizers import DenseAdam, DenseSgd
 from tests.fakes.thread_ranks import on_ranks
@@ -33,7 +34,7 @@ def made(ranks, seed=0, **more):
     net, draw = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8)), torch.Generator().manual_seed(5)
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw)
-    return AllReduceDense(net, DenseSection(**more), ranks, seed=seed), net
+    return AllReduceDense(net, DenseSection(**more), ranks, around=Around(seed=seed)), net
 
 
 def gradient(ranks, step, like, *, integers=False):

@@ -65,7 +65,7 @@ def learnt(section, saved=None):
     net = nn.Linear(64, 768, bias=False)  # 12 * 4,096 parameters: slices need no padding
     net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(3)) * 0.1
     net.to(device)
-    strategy = dense_strategy(net, section, ranks, None, step_s=10.0)
+    strategy = dense_strategy(net, section, ranks)
     if saved is not None:
         strategy.load(saved)
     for step in range(9):

@@ -17,9 +17,8 @@ from headrace.pserver.config import SLICE_FLOATS
 from headrace.pserver.protocol.shards import Shards, StepScale
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.trainer.collectives.ranks import SingleRank
-from headrace.trainer.dense.shard_slices import Awaiting
-from headrace.trainer.dense.strategy import STRATEGIES, dense_strategy
-from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense.strategy import Around, Awaiting, dense_strategy
+from headrace.trainer.dense_config import DENSE_STRATEGIES, DenseSection
 from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.contract import shards_world as w
@@ -31,7 +30,7 @@ OF_SUMS = {
     "hierarchy": {"hierarchy": {"group": 3}},
 }
 """Settings of "all_reduce" that sum in another way."""
-EVERY = pytest.mark.parametrize("name", [*sorted(STRATEGIES.keys() - {"pipeline"}), *OF_SUMS])
+EVERY = pytest.mark.parametrize("name", [*sorted({*DENSE_STRATEGIES.names()} - {"pipeline"}), *OF_SUMS])
 """All but "pipeline", in which other ranks have no batches: test_pipeline_on_gloo."""
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
 STEPS = 5
@@ -67,7 +66,7 @@ class Job:
     awaiting: Awaiting = nullcontext
 
     def strategy(self, ranks, net):
-        return dense_strategy(net, self.section, ranks, self.shards[ranks.rank], step_s=20.0, awaiting=self.awaiting)
+        return dense_strategy(net, self.section, ranks, around=Around(self.shards[ranks.rank], 20.0, self.awaiting))
 
     def on_ranks(self, act):
         return on_ranks(len(self.shards), act)
@@ -337,11 +336,8 @@ def test_a_model_without_dense_parameters_is_no_error(name):
 
 def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
     unknown = DenseSection().model_copy(update={"strategy": "other"})
-    with (
-        job("all_reduce") as at,
-        pytest.raises(SpecError, match=f'dense.strategy: there is no strategy "other"; known: {sorted(STRATEGIES)[0]}'),
-    ):
-        dense_strategy(model(), unknown, SingleRank(), at.shards[0], step_s=20.0)
+    with pytest.raises(SpecError, match="no dense strategy 'other'; known: all_reduce"):
+        dense_strategy(model(), unknown, SingleRank())
 
 
 def joined(world):

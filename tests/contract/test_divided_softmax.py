@@ -180,7 +180,7 @@ def lists(sizes, classes, step):
 def trained(ranks, section, sizes, steps=range(6), draws=None, restored=None):
     """A pass over the batches of this rank; the strategy after it."""
     model = Items(90, ranks, draws)
-    strategy = dense_strategy(model, section, ranks, None, step_s=20.0)
+    strategy = dense_strategy(model, section, ranks)
     if restored is not None:
         strategy.load(restored)
     for step in steps:

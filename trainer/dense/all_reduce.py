@@ -13,39 +13,35 @@ from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.bucket_sums import BucketSums
 from headrace.trainer.dense.dgc import DgcSums
-from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, clip
 from headrace.trainer.dense.gradient_sums import GradientSums
 from headrace.trainer.dense.powersgd import PowerSgdSums
+from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
 
 
-class AllReduceDense(FlatDense):
+class AllReduceDense(DenseStrategy):
+    _optimizer: FlatOptimizer
+
     def __init__(
         self,
         model: nn.Module,
         config: DenseSection,
         ranks: Ranks,
-        more: Mapping[str, nn.Parameter] | None = None,
-        *,
-        seed: int = 0,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
-        """`seed`: of the job."""
-        super().__init__(model, config, ranks, more)
+        super().__init__(model, config, ranks, FlatParameters(model, more))
         has_any, by_ranks = self._grad.numel() > 0, config.compression == "dgc"
         self._sums: GradientSums = BucketSums(self._grad, model, more or {}, ranks, config)
         if has_any and by_ranks:
             self._sums = DgcSums(self._grad, ranks, config)
         elif has_any and config.compression == "powersgd":
-            self._sums = PowerSgdSums(self._grad, self._flat.parameters, ranks, config, seed)
+            self._sums = PowerSgdSums(self._grad, self._flat.parameters, ranks, config, around.seed)
         learns = config.optimizer.split_momentum()[1] if by_ranks else config.optimizer
         self._state_names = learns.state_names if by_ranks else learns.state
-        self._optimizer = FlatOptimizer(self._flat.weights, learns, self._flat.segments) if has_any else None
+        self._optimizer = FlatOptimizer(self._flat.weights, learns, self._flat.segments)
         self._clip_norm = None if by_ranks else config.clip_norm
-
-    def set_lr(self, lr: float) -> None:
-        if self._optimizer is not None:
-            self._optimizer.lr = lr
 
     @property
     def gradient(self) -> Tensor:
@@ -58,10 +54,6 @@ class AllReduceDense(FlatDense):
 
     def fills(self, loss_scale: float) -> None:
         self._sums.fills(loss_scale)
-
-    def communicates(self, step: int) -> bool:
-        """Every step does, unless there are no dense parameters."""
-        return self._grad.numel() > 0
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
@@ -79,7 +71,7 @@ class AllReduceDense(FlatDense):
         return self._sums.finite() if self._sums.checks else self._flat.finite(self._ranks.world)
 
     def step(self) -> None:
-        if self._optimizer is None:
+        if not self._grad.numel():
             return
         if self._clip_norm is not None:
             clip(self._grad, torch.linalg.vector_norm(self._grad), self._clip_norm)
@@ -92,25 +84,17 @@ class AllReduceDense(FlatDense):
             self._sums.of_ranks.close_pass()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, buffers and optimizer state."""
-        found = self._flat.tensors()
-        if self._optimizer is not None:
-            for name, value in sorted(self._optimizer.state.items()):
-                found[PREFIX + name] = torch.as_tensor(value)
-        return found | self._sums.tensors()
+        return super().tensors() | self._sums.tensors()
 
     def consolidate(self) -> dict[str, Tensor]:
         """Every rank holds everything, but for what the others have for themselves."""
         return self.tensors() | ({} if self._sums.of_ranks is None else self._sums.of_ranks.consolidate())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self._flat.load(tensors)
-        state, device = state_in(tensors), self._grad.device
-        if self._optimizer is not None and state.keys() == self._state_names:
-            self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
+        super().load(tensors)
         self._sums.load(tensors)
 
     def digest(self) -> str:
         """Over all tensors, and those that ranks have for themselves."""
-        digest = digest_of(self.tensors())
+        digest = super().digest()
         return digest if self._sums.of_ranks is None else self._sums.of_ranks.digest(digest)

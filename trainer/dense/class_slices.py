@@ -7,24 +7,20 @@ changes nothing.
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.errors import BadInput
 from headrace.pserver.config import MAX_FLOAT32
-from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.trainer.classes.class_rows import BLOCK, ClassRows
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, within
+from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import STEP
-
-if TYPE_CHECKING:
-    from headrace.trainer.dense.strategy import DenseStrategy
 
 WEIGHTS = "model.classes"
 """(N, V) in commits."""
@@ -33,72 +29,55 @@ PREFIX = "classes."
 STEPS = PREFIX + "steps"
 
 
-class ClassSlicesDense:
-    """`rest`: the strategy of all other parameters."""
+class ClassSlices(DenseStrategy):
+    """Comes before the strategy of all other parameters in the order of base classes: see `with_classes`."""
 
-    def __init__(self, rest: "DenseStrategy", rows: ClassRows, config: DenseSection, ranks: Ranks) -> None:
-        self._rest, self._rows, self._ranks = rest, rows, ranks
-        self.buffers, self.one_reader = rest.buffers, rest.one_reader
-        self._config = config.optimizer
-        self._optimizer = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
-        self._names = config.optimizer.vector_names
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(model, config, ranks, more, around)  # type: ignore[call-arg, arg-type]  # of the strategy
+        rows = model.class_rows
+        assert isinstance(rows, ClassRows)
+        self._rows, self._learns = rows, config.optimizer
+        self._of_classes = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
+        self._vectors_of_classes = config.optimizer.vector_names
         self._hear_hashes()
-
-    @property
-    def slices(self) -> Mapping[str, Keys]:
-        return self._rest.slices
-
-    def take(self, rows: Mapping[str, F32]) -> None:
-        self._rest.take(rows)
-
-    def push(self) -> dict[str, Gradients]:
-        return self._rest.push()
 
     def set_lr(self, lr: float) -> None:
         """Classes have the rate of all others."""
-        self._rest.set_lr(lr)
-        self._optimizer.lr = lr
+        super().set_lr(lr)
+        self._of_classes.lr = lr
 
     def clear(self) -> None:
-        self._rest.clear()
+        super().clear()
         self._rows.clear()
-
-    def fills(self, loss_scale: float) -> None:
-        self._rest.fills(loss_scale)
-
-    def note(self, share: float, loss: float) -> None:
-        self._rest.note(share, loss)
-
-    def communicates(self, step: int) -> bool:
-        return self._rest.communicates(step)
-
-    def after_backward(self, step: int, loss_scale: float) -> None:
-        self._rest.after_backward(step, loss_scale)
-
-    def wait(self) -> None:
-        self._rest.wait()
 
     def finite(self) -> bool:
         gradient = self._rows.gradient_KV
-        return self._rest.finite() and (gradient is None or not gradient.numel() or within(gradient, MAX_FLOAT32))
+        return super().finite() and (gradient is None or not gradient.numel() or within(gradient, MAX_FLOAT32))
 
     def step(self) -> None:
-        self._rest.step()
+        super().step()
         gradient, place_K = self._rows.gradient_KV, self._rows.place_K
         if gradient is None:
             return
         if place_K is None:
-            self._optimizer.step(gradient.view(-1))
+            self._of_classes.step(gradient.view(-1))
         else:
             self._step_of(place_K, gradient)
 
     def _step_of(self, place_K: Tensor, gradient_KV: Tensor) -> None:
         """Learn the classes `place_K` alone."""
         drawn_KV = self._rows.weights_NV[place_K]
-        optimizer = FlatOptimizer(drawn_KV.view(-1), self._config)
-        optimizer.lr = self._optimizer.lr
-        whole = {name: self._optimizer.state[name].view_as(self._rows.weights_NV) for name in self._names}
-        optimizer.state = self._optimizer.state | {name: each[place_K].view(-1) for name, each in whole.items()}
+        optimizer = FlatOptimizer(drawn_KV.view(-1), self._learns)
+        optimizer.lr = self._of_classes.lr
+        whole = {name: self._of_classes.state[name].view_as(self._rows.weights_NV) for name in self._vectors_of_classes}
+        optimizer.state = self._of_classes.state | {name: each[place_K].view(-1) for name, each in whole.items()}
         optimizer.step(gradient_KV.view(-1))
         self._rows.weights_NV[place_K] = drawn_KV
         for name, each in whole.items():
@@ -106,23 +85,23 @@ class ClassSlicesDense:
 
     def flush(self) -> None:
         """Hashes the slices."""
-        self._rest.flush()
+        super().flush()
         self._hear_hashes()
 
     def _hear_hashes(self) -> None:
         """Collective: the hash of the slices of all ranks."""
-        heard = self._ranks.gather({"hashes": self._hashes()})
+        heard = self._ranks.gather({"hashes": self._class_hashes()})
         found = None if heard is None else {"slices": hashlib.sha256(b"".join(map(_bytes, heard))).hexdigest()}
         self._of_slices = str(self._ranks.broadcast(found)["slices"])
 
-    def _state(self) -> dict[str, Tensor]:
+    def _class_state(self) -> dict[str, Tensor]:
         """Weights and state of this rank's classes, (N, V) each; without state before the first step."""
-        held = {name: self._optimizer.state.get(name) for name in self._names}
+        held = {name: self._of_classes.state.get(name) for name in self._vectors_of_classes}
         like = self._rows.weights_NV
         state = {PREFIX + name: each.view_as(like) for name, each in held.items() if each is not None}
         return {WEIGHTS: like, **state}
 
-    def _hashes(self) -> NDArray[np.uint8]:
+    def _class_hashes(self) -> NDArray[np.uint8]:
         """SHA-256 of the state of each BLOCK of classes, one after another: slices begin at whole blocks."""
         state, found = [each.detach().cpu().numpy() for each in self._filled().values()], []
         for at in range(0, self._rows.end - self._rows.begin, BLOCK):
@@ -130,26 +109,22 @@ class ClassSlicesDense:
         return np.frombuffer(b"".join(found), np.uint8)
 
     def _filled(self) -> dict[str, Tensor]:
-        """`_state`, with the state before the first step as it will begin."""
-        state = self._state()
-        for name in self._names:
-            start = torch.tensor(self._config.start(name)).expand_as(self._rows.weights_NV)
+        """`_class_state`, with the state before the first step as it will begin."""
+        state = self._class_state()
+        for name in self._vectors_of_classes:
+            start = torch.tensor(self._learns.start(name)).expand_as(self._rows.weights_NV)
             state.setdefault(PREFIX + name, start)
         return state
 
-    def _counts(self) -> dict[str, Tensor]:
+    def _class_counts(self) -> dict[str, Tensor]:
         steps = {STEPS: torch.tensor(self._rows.step)}
-        held = self._optimizer.state.get(STEP)
+        held = self._of_classes.state.get(STEP)
         return steps if held is None else {**steps, PREFIX + STEP: held}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Those of the rest. No rank has all classes."""
-        return self._rest.tensors()
 
     def consolidate(self) -> dict[str, Tensor]:
         """Rank 0 gets the classes of all ranks."""
-        found = self._rest.consolidate() | self._counts()
-        state = self._state()
+        found = super().consolidate() | self._class_counts()
+        state = self._class_state()
         heard = self._ranks.gather({name: each.detach().cpu().numpy().reshape(-1) for name, each in state.items()})
         for name in state if heard is not None else ():
             whole = np.concatenate([each[name] for each in heard or ()])
@@ -159,7 +134,7 @@ class ClassSlicesDense:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Collective. Without classes in `tensors` they stay as they are."""
         own = {WEIGHTS, *(name for name in tensors if name.startswith(PREFIX))}
-        self._rest.load({name: value for name, value in tensors.items() if name not in own})
+        super().load({name: value for name, value in tensors.items() if name not in own})
         if WEIGHTS not in tensors:
             return
         rows, classes = self._rows, tensors[WEIGHTS]
@@ -170,19 +145,24 @@ class ClassSlicesDense:
             )
         mine = slice(rows.begin, rows.end)
         rows.weights_NV.copy_(classes[mine])
-        saved = {PREFIX + name for name in self._names}
+        saved = {PREFIX + name for name in self._vectors_of_classes}
         if saved and saved <= tensors.keys():
-            state = {name: tensors[PREFIX + name][mine].reshape(-1) for name in self._names}
+            state = {name: tensors[PREFIX + name][mine].reshape(-1) for name in self._vectors_of_classes}
             if PREFIX + STEP in tensors:
                 state[STEP] = tensors[PREFIX + STEP]
-            self._optimizer.state = {name: each.to(rows.weights_NV.device).clone() for name, each in state.items()}
+            self._of_classes.state = {name: each.to(rows.weights_NV.device).clone() for name, each in state.items()}
         if STEPS in tensors:
             rows.step = int(tensors[STEPS])
         self._hear_hashes()
 
     def digest(self) -> str:
         """Over the rest, the count of steps, and all slices at the last `flush` or `load`."""
-        return hashlib.sha256(f"{self._rest.digest()} {self._rows.step} {self._of_slices}".encode()).hexdigest()
+        return hashlib.sha256(f"{super().digest()} {self._rows.step} {self._of_slices}".encode()).hexdigest()
+
+
+def with_classes(strategy: type[DenseStrategy]) -> type[DenseStrategy]:
+    """A strategy that also learns the classes of a model with `class_rows`."""
+    return type(f"{strategy.__name__}WithClasses", (ClassSlices, strategy), {})
 
 
 def _bytes(columns: Mapping[str, NDArray[np.uint8]]) -> bytes:

@@ -18,8 +18,7 @@ from torch import Tensor
 from headrace.pserver.config import MAX_FLOAT32
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.complete_sums import CompleteSums
-from headrace.trainer.dense.flat_dense import clip
-from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense.flat_parameters import clip, within
 from headrace.trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
 from headrace.trainer.dense_config import DenseSection, DgcSection
 

@@ -105,7 +105,7 @@ class FlatOptimizer:
 
     def __init__(self, weights: Tensor, config: DenseOptimizer, segments: Segments = ()) -> None:
         """`segments` are needed where `config` needs whole parameters."""
-        assert segments or not config.whole, "this optimizer needs whole parameters, not slices of the buffer"
+        assert segments or not (config.whole and len(weights)), "it needs whole parameters, not slices"
         self._weights, self._config, self._segments, self.lr = weights.detach(), config, segments, config.lr
         self.state = config.first_state(self._weights)
 
@@ -122,6 +122,11 @@ def begins_of(sizes: Sequence[int]) -> tuple[list[int], int]:
         begins.append(total)
         total += -(-size // ALIGN_FLOATS) * ALIGN_FLOATS
     return begins, total
+
+
+def clip(gradient: Tensor, norm: Tensor, most: float) -> None:
+    """Scale a gradient of the norm `norm` to `most` if it is longer."""
+    gradient.mul_(torch.clamp(most / (norm + 1e-6), max=1.0))
 
 
 def within(values: Tensor, most: float) -> bool:

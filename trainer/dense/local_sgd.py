@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.averaging_schedule import AveragingSchedule
-from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, clip
+from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import STEP
 
@@ -26,11 +26,18 @@ SCHEDULE = "local_sgd.schedule"
 """Name of the schedule's state in commits."""
 
 
-class LocalSgdDense(FlatDense):
+class LocalSgdDense(DenseStrategy):
+    _optimizer: FlatOptimizer
+
     def __init__(
-        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(model, config, ranks, more)
+        super().__init__(model, config, ranks, FlatParameters(model, more))
         assert config.k_steps is not None, "checked with the spec"
         self._schedule = AveragingSchedule(config.k_steps, config.begin, adaptive=config.adaptive)
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
@@ -43,9 +50,6 @@ class LocalSgdDense(FlatDense):
         self._brought, self._loss_scale = torch.zeros(0), 1.0
         self._anchor, self._steps_before = self._flat.weights.clone(), 0.0
         """The weights of the last average, and the optimizer's count of steps then."""
-
-    def set_lr(self, lr: float) -> None:
-        self._optimizer.lr = lr
 
     def note(self, share: float, loss: float) -> None:
         self._noted = share, loss
@@ -133,7 +137,7 @@ class LocalSgdDense(FlatDense):
         state = self._optimizer.state
         self._flat.weights.copy_(self._anchor.add_(moved))
         state |= {name: value.clone() for name, value in zip(self._averaged, averages, strict=True)}
-        if STEP in self._config.optimizer.state_names:
+        if STEP in self._state_names:
             count = state.setdefault(STEP, torch.zeros((), device=moved.device))
             count.fill_(self._steps_before + self._schedule.since)
 
@@ -143,27 +147,13 @@ class LocalSgdDense(FlatDense):
         self._steps_before = float(self._optimizer.state.get(STEP, 0.0))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, buffers, optimizer state and the schedule's state."""
-        found = self._flat.tensors()
-        if self._grad.numel():
-            found |= {PREFIX + name: value for name, value in sorted(self._optimizer.state.items())}
-            found[SCHEDULE] = torch.tensor(self._schedule.state(), dtype=torch.float64)
-        return found
-
-    def consolidate(self) -> dict[str, Tensor]:
-        """Between passes every rank holds everything."""
-        return self.tensors()
+        """The schedule's state, too."""
+        schedule = {SCHEDULE: torch.tensor(self._schedule.state(), dtype=torch.float64)}
+        return super().tensors() | (schedule if self._grad.numel() else {})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """After another strategy the count of steps begins at 0."""
-        self._flat.load(tensors)
-        state = state_in(tensors)
-        if self._grad.numel() and state.keys() == self._config.optimizer.state_names:
-            self._optimizer.state = {name: value.to(self._grad.device).clone() for name, value in state.items()}
+        super().load(tensors)
         if SCHEDULE in tensors:
             self._schedule.load_state(tensors[SCHEDULE].tolist())
         self._settle()
-
-    def digest(self) -> str:
-        """Over all tensors."""
-        return digest_of(self.tensors())

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from headrace.errors import SpecError
 from headrace.pserver.protocol.shards import F32
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, begins_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, begins_of, clip
 from headrace.trainer.dense.stages import Stage
+from headrace.trainer.dense.strategy import PREFIX, Around, DenseStrategy, Parameters, state_in
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import STEP
 from headrace.trainer.models.contract import Declared
@@ -36,11 +36,16 @@ NOTHING: F32 = np.empty(0, np.float32)
 log = logging.getLogger(__name__)
 
 
-class PipelineDense(FlatDense):
-    one_reader = True
+class PipelineDense(DenseStrategy):
+    _optimizer: FlatOptimizer
 
     def __init__(
-        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
         """Raises SpecError for a model that has no stages."""
         self.stage = _stage_of(model, ranks)
@@ -58,17 +63,11 @@ class PipelineDense(FlatDense):
             self._sizes, _hashes({name: {"": each.detach().numpy().reshape(-1)} for name, each in every.items()}, every)
         )
         absent = foreign if ranks.rank else set()
-        flat = FlatParameters(model, more, foreign=foreign, absent=absent)
-        super().__init__(model, config, ranks, flat=flat)
+        super().__init__(model, config, ranks, FlatParameters(model, more, foreign=foreign, absent=absent))
         self._every = every
-        has_any = self._grad.numel() > 0
-        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
+        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
         for name in absent - (more or {}).keys():
             every[name].data = torch.zeros(()).expand(every[name].shape)  # its shape stays, without memory
-
-    def set_lr(self, lr: float) -> None:
-        if self._optimizer is not None:
-            self._optimizer.lr = lr
 
     def communicates(self, step: int) -> bool:
         """Gradients are where they are needed when the backward pass is done."""
@@ -91,16 +90,20 @@ class PipelineDense(FlatDense):
         return self._flat.finite(1)
 
     def step(self) -> None:
-        if self._optimizer is not None:
+        if self._grad.numel():
             self._optimizer.step(self._grad)
 
     def _own(self) -> Iterable[tuple[str, tuple[int, int]]]:
         """The parameters of this rank, with their places in its buffers."""
         return zip(self._flat.parameters, self._flat.segments, strict=True)
 
+    def _state(self) -> dict[str, Tensor]:
+        """The optimizer's state; a rank without parameters has none."""
+        return self._optimizer.state if self._grad.numel() else {}
+
     def _parts(self) -> dict[str, dict[str, F32]]:
         """The parameters of this rank, with their state."""
-        state = {} if self._optimizer is None else self._optimizer.state
+        state = self._state()
         buffers = {"": self._flat.weights} | {name: state[name] for name in self._vectors if name in state}
         arrays = {name: each.numpy() for name, each in buffers.items()}
         return {name: {key: array[begin:end] for key, array in arrays.items()} for name, (begin, end) in self._own()}
@@ -126,15 +129,10 @@ class PipelineDense(FlatDense):
                 if heard is not None:
                     yield name, heard[owner]["values"]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights, and this rank's state. Those of other stages are zeros but on rank 0."""
-        state = {} if self._optimizer is None else self._optimizer.state
-        return self._flat.tensors() | {PREFIX + name: torch.as_tensor(value) for name, value in sorted(state.items())}
-
     def consolidate(self) -> dict[str, Tensor]:
         """Rank 0 has all weights since `flush`, and gets the state of all stages."""
         parts, found = self._parts(), self._flat.tensors()
-        state = {} if self._optimizer is None else self._optimizer.state
+        state = self._state()
         counts = self._ranks.gather({"count": np.array([float(state[STEP])] if STEP in state else [], np.float32)})
         for key in self._vectors:
             whole = np.full(self._length if counts is not None else 0, self._config.optimizer.start(key), np.float32)
@@ -153,9 +151,9 @@ class PipelineDense(FlatDense):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._flat.load(tensors)
         state = state_in(tensors)
-        if state.keys() != self._config.optimizer.state_names:
+        if state.keys() != self._state_names:
             state = {}
-        if self._optimizer is not None and state:
+        if self._grad.numel() and state:
             vectors = {name: torch.zeros_like(self._flat.weights) for name in self._vectors}
             for name, (begin, end) in self._own():
                 first = self._begins[name]

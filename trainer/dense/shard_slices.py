@@ -7,7 +7,6 @@ Shapes: S slices, F floats of a slice.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -16,14 +15,12 @@ from torch import Tensor, nn
 
 from headrace.deadline import Deadline
 from headrace.pserver.config import DENSE_SLICES, SLICE_FLOATS
-from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
+from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.buffers import Buffers
-from headrace.trainer.dense.flat_parameters import FlatParameters, digest_of
+from headrace.trainer.dense.flat_parameters import FlatParameters
+from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.models.contract import Declared
-
-Awaiting = Callable[[], AbstractContextManager[None]]
 
 INITIAL = "shards.initial"
 """Name, in commits, of the weights to which the rows on the shards are added."""
@@ -62,36 +59,26 @@ def _ignore(_end: int) -> None:
     pass
 
 
-class ShardDense:
-    one_reader = False
-
+class ShardDense(DenseStrategy):
     def __init__(
         self,
         model: nn.Module,
         config: DenseSection,
         ranks: Ranks,
-        more: Mapping[str, nn.Parameter] | None,
-        shards: Shards,
-        step_s: float,
-        awaiting: Awaiting,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
-        """`more`: parameters by name that learn with the model's and are not part of its module. `step_s`: longest time
-        of a call to the shards. `awaiting`: makes the context of each wait for slices.
-
-        Raises SpecError for a name that the module also has.
-        """
-        self._flat = FlatParameters(model, more, multiple=SLICE_FLOATS)
+        super().__init__(model, config, ranks, FlatParameters(model, more, multiple=SLICE_FLOATS))
+        assert around.shards is not None, "they keep the slices"
         self._initial = self._flat.weights.clone()
-        self._shards, self._step_s, self._world = shards, step_s, ranks.world
-        self._awaiting = awaiting
+        self._shards, self._step_s, self._awaiting = around.shards, around.step_s, around.awaiting
         num_slices = len(self._initial) // SLICE_FLOATS
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
-        self.buffers = Buffers(model, ranks)
         self._coming: F32 | None = None
         self._num_taken, self._by_layer = 0, False
         if config.slice_floats is not None and num_slices:
-            shards.split(
+            self._shards.split(
                 self._keys,
                 max(1, config.slice_floats // SLICE_FLOATS),
                 rows_first=config.priority == "sparse_first",
@@ -99,9 +86,6 @@ class ShardDense:
             self._by_layer = config.priority == "sparse_first" and not more and in_order(model)
         if self._by_layer:
             self._wait_by_layer(model)
-
-    def set_lr(self, lr: float) -> None:
-        """An operation on tables sets it on the shards."""
 
     @property
     def slices(self) -> Mapping[str, Keys]:
@@ -143,15 +127,6 @@ class ShardDense:
         grads_SF = self._flat.gradient.cpu().numpy().reshape(-1, SLICE_FLOATS)
         return {DENSE_SLICES: Gradients(grads_SF, self._no_counts_S, self._no_counts_S)}
 
-    def clear(self) -> None:
-        self._flat.clear()
-
-    def fills(self, loss_scale: float) -> None:
-        """Nothing is sent before the end of the backward pass."""
-
-    def note(self, share: float, loss: float) -> None:
-        """The gradient is divided by the samples of all ranks already."""
-
     def communicates(self, step: int) -> bool:
         """Trainers exchange nothing with each other."""
         return False
@@ -160,15 +135,6 @@ class ShardDense:
         """The gradient stays this rank's own."""
         if loss_scale != 1:
             self._flat.gradient.div_(loss_scale)
-
-    def wait(self) -> None:
-        """Shards do the rest."""
-
-    def finite(self) -> bool:
-        return self._flat.finite(self._world)
-
-    def step(self) -> None:
-        """Shards learn."""
 
     def flush(self) -> None:
         """Reads the slices once more, since the last push of a rank asks for no rows."""
@@ -180,15 +146,7 @@ class ShardDense:
         """Weights, buffers, and the initial weights."""
         return self._flat.tensors() | ({INITIAL: self._initial} if self.slices else {})
 
-    def consolidate(self) -> dict[str, Tensor]:
-        """Every rank holds everything, so no collective is needed."""
-        return self.tensors()
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """After another strategy, the weights of its commit are the initial ones."""
         self._flat.load(tensors)
         self._initial.copy_(tensors.get(INITIAL, self._flat.weights))
-
-    def digest(self) -> str:
-        """Over all tensors."""
-        return digest_of(self.tensors())

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from headrace.trainer.dense.flat_parameters import FlatOptimizer, digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, clip, digest_of
+from headrace.trainer.dense.strategy import PREFIX, Around, DenseStrategy, Parameters, state_in
 from headrace.trainer.dense_config import DenseSection, group_size
 from headrace.trainer.dense_optimizers import STEP
 
@@ -26,12 +26,19 @@ HASHED_FLOATS = 4096
 """Floats of a part of the state that is hashed by itself, so that a digest does not depend on the number of ranks."""
 
 
-class ShardedDense(FlatDense):
+class ShardedDense(DenseStrategy):
+    _optimizer: FlatOptimizer
+
     def __init__(
-        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Parameters | None = None,
+        around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
         self._size = group_size(ranks.world, config.group)
-        super().__init__(model, config, ranks, more, multiple=self._size * HASHED_FLOATS)
+        super().__init__(model, config, ranks, FlatParameters(model, more, self._size * HASHED_FLOATS))
         num_floats = len(self._grad) // self._size
         begin = ranks.rank % self._size * num_floats
         self._own = slice(begin, begin + num_floats)
@@ -43,16 +50,6 @@ class ShardedDense(FlatDense):
         """Names of the optimizer's state in slices."""
         self._begun: Callable[[], None] | None = None
         self._loss_scale, self._state_digest = 1.0, self._fresh_digest()
-
-    def set_lr(self, lr: float) -> None:
-        self._optimizer.lr = lr
-
-    def communicates(self, step: int) -> bool:
-        """Every step does, unless there are no dense parameters."""
-        return self._grad.numel() > 0
-
-    def finite(self) -> bool:
-        return self._flat.finite(self._ranks.world)
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
@@ -123,7 +120,7 @@ class ShardedDense(FlatDense):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._flat.load(tensors)
         state = state_in(tensors)
-        if not self._grad.numel() or state.keys() != self._config.optimizer.state_names:
+        if not self._grad.numel() or state.keys() != self._state_names:
             self._state_digest = self._fresh_digest()
             return
         self._optimizer.state = {

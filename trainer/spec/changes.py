@@ -16,6 +16,7 @@ from headrace.errors import SpecError
 from headrace.renamed_keys import present_path
 from headrace.secrets import SECRET_KEYS
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.dense_config import DENSE_STRATEGIES, strategy_kind
 from headrace.trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.slot_changes import SlotChanges, slot_changes
@@ -164,7 +165,8 @@ def _check_names(was: Sequence[str], now: Sequence[str]) -> None:
 
 
 def _on_shards(spec: Mapping[str, Any]) -> bool:
-    return bool(spec.get("dense", {}).get("strategy") == "shards")
+    name = spec.get("dense", {}).get("strategy")
+    return name in DENSE_STRATEGIES.names() and strategy_kind(name).on_shards
 
 
 def _extends(spec: Mapping[str, Any], key: str) -> bool:

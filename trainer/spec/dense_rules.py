@@ -8,8 +8,8 @@ from headrace.trainer.models.registry import MODELS
 
 def check_dense_rules(job: TrainerJob) -> None:
     """Raise SpecError for a strategy that does not work with the mode, or for a key that does not work with it."""
-    mode, strategy = job.train.mode, job.dense.strategy
-    if mode != "sync" and strategy != "shards":
+    mode, strategy, kind = job.train.mode, job.dense.strategy, job.dense.kind
+    if mode != "sync" and kind.meets_in_steps:
         raise SpecError(
             f'"{strategy}" does not work with train.mode = "{mode}", as trainers would meet in every step; set '
             'dense.strategy = "shards"',
@@ -25,9 +25,9 @@ def check_dense_rules(job: TrainerJob) -> None:
             f'"sync_bn" does not work with train.mode = "{mode}", as trainers would meet in every step; use "rank0"',
             "dense.buffers",
         )
-    if strategy == "shards" and job.train.staleness:
+    if kind.on_shards and job.train.staleness:
         raise SpecError(
-            '"shards" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
+            f'"{strategy}" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
         )
     if job.dense.offload and job.train.device == "cpu":
         raise SpecError(
@@ -35,13 +35,13 @@ def check_dense_rules(job: TrainerJob) -> None:
             "dense.recompute",
             "dense.offload",
         )
-    if strategy == "pipeline":
-        _check_pipeline(job)
+    if kind.in_stages:
+        _check_stages(job)
 
 
-def _check_pipeline(job: TrainerJob) -> None:
+def _check_stages(job: TrainerJob) -> None:
     """Raise SpecError for a setting that does not work with stages of the model on the trainers."""
-    pipeline = 'dense.strategy = "pipeline"'
+    pipeline = f'dense.strategy = "{job.dense.strategy}"'
     name = job.model.name
     model = MODELS.load(name) if name is not None and name in MODELS.names() else None
     if model is not None and not model.has_tower and not model.of_classes:

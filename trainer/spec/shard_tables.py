@@ -25,7 +25,7 @@ def tables_on_shards(
 ) -> dict[str, TableSection]:
     """The tables that the shards hold: those of the job file, the slices of the dense parameters if they do,
     histories of `slots`, and what waits for `join`."""
-    slices = {DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {}
+    slices = {DENSE_SLICES: _slices(dense.optimizer)} if dense.kind.on_shards else {}
     return {**tables, **slices, **history_tables(Schema.of(slots)), **join_tables(join)}
 
 

@@ -46,7 +46,7 @@ from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
 from headrace.trainer.dense.batch_norms import batch_norms
 from headrace.trainer.dense.pipeline import PipelineDense
-from headrace.trainer.dense.strategy import DenseStrategy, dense_strategy
+from headrace.trainer.dense.strategy import Around, DenseStrategy, dense_strategy
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.pointers import newest_timeline
 from headrace.trainer.features.deduplication import tables_of
@@ -510,11 +510,8 @@ def _dense(setup: Setup, model: nn.Module, default_rows: DefaultRows) -> DenseSt
         model,
         job.dense,
         setup.ranks,
-        setup.shards,
         default_rows.parameters,
-        step_s=job.train.step_deadline,
-        awaiting=lambda: clock.awaiting(WaitsFor.SHARDS),
-        seed=job.seed,
+        Around(setup.shards, job.train.step_deadline, lambda: clock.awaiting(WaitsFor.SHARDS), job.seed),
     )
 
 

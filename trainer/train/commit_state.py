@@ -38,10 +38,9 @@ from headrace.relative_names import InvalidName, path_below
 from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, CommitManifest, read_commit
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.dense.flat_dense import PREFIX
 from headrace.trainer.dense.flat_parameters import begins_of
 from headrace.trainer.dense.rank_tensors import PREFIXES
-from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.dense.strategy import PREFIX, DenseStrategy
 from headrace.trainer.dense_optimizers import STEP
 from headrace.trainer.features.default_rows import PREFIX as DEFAULT_ROW
 from headrace.trainer.features.default_rows import widths_of

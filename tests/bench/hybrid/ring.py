@@ -33,7 +33,7 @@ from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
 from headrace.trainer.collectives.rank_store import connect_store, serve_store
 from headrace.trainer.collectives.ranks import TorchRanks
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.dense.strategy import DenseStrategy, dense_strategy
+from headrace.trainer.dense.strategy import Around, DenseStrategy, dense_strategy
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
@@ -118,7 +118,7 @@ class Ring:
         schema = Schema.of(job.slots)
         model = build_model(job, schema, Path.cwd(), CPU)
         self.rows = GatheredRows(job, ranks.world, traffic)
-        self.dense: DenseStrategy = dense_strategy(model, job.dense, ranks, self.rows, step_s=RUN_S)  # type: ignore[arg-type]
+        self.dense: DenseStrategy = dense_strategy(model, job.dense, ranks, around=Around(self.rows, RUN_S))  # type: ignore[arg-type]
         self.stepper = Stepper(model, schema, job.tasks, job.train, pooling_for(CPU, 1), CPU)
         tables = tables_of(schema, job.tables, job.tasks[0].label)
         self.maker = BatchMaker(tables, job.tasks, None, self.rows, prepares=False)  # type: ignore[arg-type]
