@@ -407,6 +407,10 @@ class GatesSection(Section):
         return calibration
 
 
+Dtype = Literal["float32", "float16", "int8"]
+"""Types of exported values: trainer.exports.value_types has a class for each."""
+
+
 class ExportSection(Section):
     """One stream of exports: bases, and deltas between them."""
 
@@ -432,7 +436,7 @@ class ExportSection(Section):
     "wait": training waits, so that the exported versions depend on the events alone."""
     tables: tuple[str, ...] = ()
     """Tables to export. Default: all."""
-    dtype: Literal["float32", "float16", "int8"] = "float32"
+    dtype: Dtype = "float32"
     """Type of weights and vectors; "int8" has a scale per row."""
     base_threshold: NotNegative = 0.0
     """Rows with a lower score are not exported."""

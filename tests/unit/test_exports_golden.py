@@ -27,6 +27,7 @@ from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import ServedRows, write_model
 from headrace.trainer.exports.onnx_model import with_weights
 from headrace.trainer.exports.request import ExportRequest
+from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
 from headrace.trainer.models.registry import load_model
@@ -127,7 +128,7 @@ class World:
         group_U = np.zeros(len(keys_U), np.uint16)
         rows = self.look({table: Keys(keys_U, group_U)})[table]
         found_U = rows.any(axis=1)
-        rows = golden.as_exported(rows, self.tables[table].first_order, self.section.dtype)
+        rows = as_exported(rows, self.tables[table].first_order, self.section.dtype)
         return found_U, np.where(found_U[:, None], rows, np.float32(99))
 
 

@@ -17,9 +17,8 @@ from headrace.keys import key_of_reference, sign_of_text
 from headrace.pserver.config import CountEntry
 from headrace.pserver.protocol.shards import Keys, absent
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.golden import as_exported
 from headrace.trainer.exports.onnx_model import with_weights
-from headrace.trainer.exports.value_encoding import encode
+from headrace.trainer.exports.value_types import as_exported, encode
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
 
 ROOT = Path(__file__).resolve().parents[2]

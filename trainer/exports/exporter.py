@@ -40,6 +40,7 @@ from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.statistic_files import write_statistics
+from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.fence.fence_records import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
@@ -257,10 +258,6 @@ class ExportRun:
         )
 
         def find(table: str, keys_U: U64) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-            from headrace.trainer.exports.golden import (
-                as_exported,
-            )  # imports ONNX, some 50 MB; only jobs with a traced model need it
-
             found_U, weights_UD = sources[table].find(keys_U, base)
             return found_U, as_exported(weights_UD, self.request.tables[table].first_order, section.dtype)
 

@@ -23,7 +23,6 @@ from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
 from headrace.key_kernels import keys_of
 from headrace.trainer.exports.onnx_model import OnnxModel
-from headrace.trainer.exports.value_encoding import Dtype, encode
 
 PREDICTION = "prediction."
 """Before a task's name."""
@@ -42,19 +41,6 @@ class GoldenReplay:
     """(B,) by task."""
     difference: float
     """Largest difference from the written predictions, relative for those above 1; infinite where one is NaN."""
-
-
-def as_exported(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
-    """Rows as a reader of an export of type `dtype` gets them."""
-    if dtype == "float32":
-        return rows_UW
-    values, parts = encode(rows_UW, first_order, dtype), []
-    if values.weight_R is not None:
-        parts.append(values.weight_R.astype(np.float32)[:, None])
-    if values.vector_RD is not None:
-        vector_RD = values.vector_RD.astype(np.float32)
-        parts.append(vector_RD if values.scale_R is None else vector_RD * values.scale_R[:, None])
-    return np.concatenate(parts, 1)
 
 
 def table_of(samples: Samples, schema: Schema, predictions: Mapping[str, F32]) -> pa.Table:

@@ -15,9 +15,15 @@ from headrace.deadline import Deadline
 from headrace.priority import Pace
 from headrace.pserver.protocol.histories import Memory
 from headrace.pserver.protocol.table_operations import ExportCut
-from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
 from headrace.trainer.exports.memory_files import columns_of, schema_of
-from headrace.trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
+from headrace.trainer.exports.parquet_files import (
+    KEYED,
+    REST_SHARE,
+    OpenFile,
+    ParquetFiles,
+    keyed_columns,
+    signs_in_group,
+)
 from headrace.trainer.exports.request import ExportedCounters, ExportedHistory, ExportedMemory
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
 

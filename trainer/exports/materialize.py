@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from headrace import documents
 from headrace.blob.blob_writer import BlobWriter
@@ -27,9 +26,10 @@ from headrace.relative_names import relative_name
 from headrace.trainer.exports import manifest
 from headrace.trainer.exports.destination import EXPORT_PATH, ExportDestination, ExportUnusable, folder_destination
 from headrace.trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
-from headrace.trainer.exports.parquet_files import ParquetFiles
+from headrace.trainer.exports.parquet_files import ParquetFiles, row_schema
 from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.value_types import value_columns
 
 ROWS = re.compile(r"(rows|tombstones|histories|counters)-.*\.parquet")
 DONEFILE = "donefile.txt"
@@ -155,14 +155,20 @@ def _write_table(
             "wait for the next base"
         )
     written = _Table()
-    schema = _schema(chain, table)
+    facts = export.tables[table]
+    schema = row_schema(facts["first_order"], facts["dim"], facts["dtype"])
     with ParquetFiles(lambda name: _file(outlet, files, name), f"rows-{table}", schema) as parquet:
         for chunk in state_at(list(chain), table):
             for begin in range(0, len(chunk), CHUNK_ROWS):
                 rows = chunk.take(slice(begin, begin + CHUNK_ROWS))
-                parquet.write([_column(rows, field) for field in schema])
+                parquet.write([*_keyed(rows), *value_columns(rows)])
                 written.take(rows)
-    return written.message(export.tables[table])
+    return written.message(facts)
+
+
+def _keyed(chunk: RowChunk) -> list[pa.Array]:
+    names = pa.DictionaryArray.from_arrays(pa.array(chunk.slot_R), pa.array(chunk.slots, pa.string()))
+    return [names, pa.array(chunk.sign_R), pa.array(chunk.key_R)]
 
 
 def _write_memories(
@@ -186,31 +192,6 @@ def _write_memories(
         facts.pop("tombstones", None)
         told.setdefault(memory.kind, {})[name] = {**facts, "rows": rows}
     return told
-
-
-def _schema(chain: Sequence[Export], table: str) -> pa.Schema:
-    """The schema of the chain's own files; empty for a chain without rows."""
-    for export in reversed(chain):
-        for path in export.files:
-            if re.fullmatch(rf"rows-{re.escape(table)}-\d+\.parquet", path):
-                return pq.read_schema(export.file(path)).remove_metadata()
-    return pa.schema([])
-
-
-def _column(chunk: RowChunk, column: pa.Field) -> pa.Array:
-    """One column of an export's rows."""
-    match column.name:
-        case "slot":
-            return pa.DictionaryArray.from_arrays(pa.array(chunk.slot_R), pa.array(chunk.slots, pa.string()))
-        case "vector":
-            assert chunk.vector_RD is not None
-            return pa.FixedSizeListArray.from_arrays(pa.array(chunk.vector_RD.reshape(-1)), type=column.type)
-        case "scale":
-            return pa.array(chunk.scale_R, column.type)
-        case "weight":
-            return pa.array(chunk.weight_R, column.type)
-        case name:
-            return pa.array(chunk.sign_R if name == "sign" else chunk.key_R, column.type)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from headrace.pserver.protocol.shards import F32, U64
 from headrace.pserver.rows import counter_kernels, history_kernels
 from headrace.trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
 from headrace.trainer.exports.destination import ExportUnusable
-from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns
+from headrace.trainer.exports.parquet_files import KEYED, keyed_columns
 from headrace.trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
 from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 

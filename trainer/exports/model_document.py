@@ -12,6 +12,7 @@ from headrace.keys import key_of_reference, sign_of_text
 from headrace.pserver.config import TableSection
 from headrace.pserver.rows.counter_kernels import PARTS, UNIT
 from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.value_types import VALUE_TYPES
 
 FORMAT = 1
 """Format number of model.json."""
@@ -34,8 +35,8 @@ SIGNS_KEPT = (
 )
 ROWS = (
     "The row of a key is its weight, if the table has first_order, then its vector: the last row of the key in the "
-    "base and the deltas after it, unless a tombstone came later. A vector of int8 is multiplied by its scale."
-)
+    "base and the deltas after it, unless a tombstone came later."
+) + "".join(f" {each.rule}" for each in VALUE_TYPES.values() if each.rule)
 MISSING = "A key without a row reads its table's default_row: the weight, if there is one, then the vector."
 POOLING = (
     "A pooled slot is the sum over the sample's signs, in their order, of row * scale, first-order weight and vector "

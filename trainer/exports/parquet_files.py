@@ -4,8 +4,8 @@
     tombstones-<table>-<n>.parquet  slot, sign, key
 
 Rows ascend by `order_of(key)` over all files of a table. No value is null, so that readers need no masks. Numbers are
-plain and not compressed: for trained weights lz4 saves 4 %, and zstd 10 % for a third more time. int8 vectors use a
-dictionary, one byte per number, since Parquet has no type so small.
+plain and not compressed: for trained weights lz4 saves 4 %, and zstd 10 % for a third more time. Vectors of
+int8 use a dictionary, one byte per number, since Parquet has no type so small.
 
 Shapes: U rows of a chunk, G slot groups (65,536).
 """
@@ -31,15 +31,21 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import KEEPERS
 from headrace.pserver.protocol.shards import U16, U64
 from headrace.pserver.rows.row_format import groups_of
+from headrace.trainer.config import Dtype
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
-from headrace.trainer.exports.value_encoding import Dtype, EncodedValues, encode
+from headrace.trainer.exports.value_types import EncodedValues, encode, value_columns, value_fields
 
 MAX_FILE_ROWS = 1_000_000
 """A file ends with the chunk that reaches this many rows."""
 REST_SHARE = 0.25
 """Pause after each chunk, as a fraction of the time it took: training keeps four fifths of its rate."""
 NUM_GROUPS = 1 << 16
-ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+KEYED = (
+    pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+    pa.field("sign", pa.uint64(), nullable=False),
+    pa.field("key", pa.uint64(), nullable=False),
+)
+"""The columns that all files have; tombstones have no others."""
 
 OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
 """Opens a new file of the export by name."""
@@ -151,7 +157,7 @@ class ExportTableWriter:
         changes = source.changes(selection.cut.since)
         for _ in self._rows(source.among(changes, selection, self.deadline), counts):
             pass
-        with ParquetFiles(self.open, f"tombstones-{self.table}", _schema(None, None, 0)) as files:
+        with ParquetFiles(self.open, f"tombstones-{self.table}", pa.schema(KEYED)) as files:
             for keys_U, group_U in source.gone(changes, selection, self.deadline):
                 files.write(self._head(keys_U, group_U))
                 counts.tombstones += len(keys_U)
@@ -161,12 +167,12 @@ class ExportTableWriter:
     def _rows(self, chunks: Generator[SelectedRows, None, None], counts: TableCounts) -> Iterator[SelectedRows]:
         """Write each chunk, then yield it."""
         # Closed even after an error: an unfinished reader holds a store open.
-        pace = Pace(REST_SHARE)
-        with closing(chunks), ParquetFiles(self.open, f"rows-{self.table}", self._schema()) as files:
+        pace, schema = Pace(REST_SHARE), row_schema(self.section.first_order, self.section.dim, self.dtype)
+        with closing(chunks), ParquetFiles(self.open, f"rows-{self.table}", schema) as files:
             for chunk in chunks:
                 group_U = groups_of(chunk.words_UW)
                 values = encode(weights_of(chunk.words_UW, self.num_weights), self.section.first_order, self.dtype)
-                files.write([*self._head(chunk.keys_U, group_U), *_columns(values, self.section.dim)])
+                files.write([*self._head(chunk.keys_U, group_U), *value_columns(values)])
                 counts.take(values, group_U, chunk.kept_back, self.num_weights)
                 pace.rest()
                 yield chunk
@@ -175,10 +181,6 @@ class ExportTableWriter:
         sign_U = np.empty(len(keys_U), np.uint64)
         signs_of(keys_U, group_U, sign_U)
         return [self.slots.column(group_U), pa.array(sign_U), pa.array(keys_U)]
-
-    def _schema(self) -> pa.Schema:
-        weight = "float32" if self.dtype == "int8" else self.dtype
-        return _schema(weight if self.section.first_order else None, self.dtype, self.section.dim)
 
 
 class ParquetFiles:
@@ -219,7 +221,7 @@ class ParquetFiles:
         sink = self._stack.enter_context(self._open(f"{self._prefix}-{self._num_files}.parquet"))
         sink.rows = 0
         dictionary = ["slot"]
-        if "vector" in self._schema.names and self._schema.field("vector").type.value_type == pa.int8():
+        if "vector" in self._schema.names and self._schema.field("vector").type.value_type.bit_width == 8:
             dictionary.append("vector.list.element")
         self._sink = sink
         self._writer = pq.ParquetWriter(
@@ -235,24 +237,22 @@ class ParquetFiles:
         self._writer = self._sink = None
 
 
-def _schema(weight: str | None, vector: str | None, dim: int) -> pa.Schema:
-    """Columns of rows; of tombstones where `weight` and `vector` are None."""
-    fields = [("slot", pa.dictionary(pa.int32(), pa.string())), ("sign", pa.uint64()), ("key", pa.uint64())]
-    fields += [("weight", ARROW[weight])] if weight else []
-    if vector and dim:
-        fields += [("vector", pa.list_(pa.field("element", ARROW[vector], nullable=False), dim))]
-        fields += [("scale", pa.float32())] if vector == "int8" else []
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+def row_schema(first_order: bool, dim: int, dtype: str) -> pa.Schema:
+    """Columns of the rows of a table."""
+    return pa.schema([*KEYED, *value_fields(first_order, dim, dtype)])
 
 
-def _columns(values: EncodedValues, dim: int) -> list[pa.Array]:
-    """The columns of the weights."""
-    found = [] if values.weight_R is None else [pa.array(values.weight_R)]
-    if values.vector_RD is not None:
-        numbers = pa.array(values.vector_RD.reshape(-1))
-        kind = pa.list_(pa.field("element", numbers.type, nullable=False), dim)
-        found.append(pa.FixedSizeListArray.from_arrays(numbers, type=kind))
-    return found if values.scale_R is None else [*found, pa.array(values.scale_R)]
+def keyed_columns(slot: str, sign_N: U64, keys_N: U64) -> list[pa.Array]:
+    """The columns KEYED of rows of one slot."""
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(keys_N), np.int32)), pa.array([slot]))
+    return [names, pa.array(sign_N), pa.array(keys_N)]
+
+
+def signs_in_group(keys_U: U64, group: int) -> U64:
+    """(U,) signs of keys of one slot group."""
+    sign_U = np.empty(len(keys_U), np.uint64)
+    signs_of(keys_U, np.full(len(keys_U), group, np.uint16), sign_U)
+    return sign_U
 
 
 def _counts_of(group_U: NDArray[np.uint16]) -> dict[int, int]:

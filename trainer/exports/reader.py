@@ -33,6 +33,7 @@ from headrace.trainer.exports.destination import (
     ParentMissing,
 )
 from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
+from headrace.trainer.exports.value_types import VALUE_TYPES, value_fields
 from headrace.validation import nearest
 
 FORMAT = 1
@@ -154,8 +155,9 @@ def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Ro
         there = set(parquet.schema_arrow.names)
         columns = ["slot", "sign", "key"]
         if table is not None:
-            columns += ["weight"] * bool(table["first_order"]) + ["vector"] * bool(table["dim"])
-            columns += ["scale"] * (table["dtype"] == "int8" and bool(table["dim"]))
+            if table["dtype"] not in VALUE_TYPES:
+                raise ExportUnusable(f"{path}: has values of the unknown type {table['dtype']!r:.100}")
+            columns += [each.name for each in value_fields(table["first_order"], table["dim"], table["dtype"])]
         if missing := [name for name in columns if name not in there]:
             raise ExportUnusable(f"{path}: lacks the columns {', '.join(missing)} that its manifest names")
         for batch in parquet.iter_batches(CHUNK_ROWS, columns=columns):

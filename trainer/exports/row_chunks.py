@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import BadInput
 from headrace.pserver.store.row_store import sort_order_of
+from headrace.trainer.exports.value_types import F32, decode, decoded_rows
 
-F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]
 
@@ -35,34 +35,19 @@ class RowChunk:
     sign_R: U64
     key_R: U64
     weight_R: NDArray[Any] | None = None
-    """float32 or float16; None without a first-order weight, and for tombstones."""
+    """None without a first-order weight, and for tombstones."""
     vector_RD: NDArray[Any] | None = None
-    """float32, float16 or int8; None where D is 0, and for tombstones."""
+    """None where D is 0, and for tombstones."""
     scale_R: F32 | None = None
-    """Scales of int8 vectors; None for other types."""
+    """None for types without scales."""
 
     def __len__(self) -> int:
         return len(self.key_R)
 
     @property
-    def weights(self) -> F32 | None:
-        """(R,) first-order weights in float32."""
-        return None if self.weight_R is None else self.weight_R.astype(np.float32, copy=False)
-
-    @property
-    def vectors(self) -> F32 | None:
-        """(R, D) vectors in float32."""
-        if self.vector_RD is None:
-            return None
-        vector_RD: F32 = self.vector_RD.astype(np.float32, copy=False)
-        return vector_RD if self.scale_R is None else vector_RD * self.scale_R[:, None]
-
-    @property
     def values(self) -> F32:
         """(R, W) weight, if any, then vector, in float32."""
-        parts = [] if self.weights is None else [self.weights[:, None]]
-        parts += [] if self.vectors is None else [self.vectors]
-        return np.concatenate(parts, axis=1) if parts else np.empty((len(self), 0), np.float32)
+        return decoded_rows(self, len(self))
 
     def names(self) -> list[str]:
         """(R,) slot names."""
@@ -79,7 +64,8 @@ class RowChunk:
 
     def decoded(self) -> "RowChunk":
         """The same rows in float32."""
-        return replace(self, weight_R=self.weights, vector_RD=self.vectors, scale_R=None)
+        weight_R, vector_RD = decode(self)
+        return replace(self, weight_R=weight_R, vector_RD=vector_RD, scale_R=None)
 
 
 def concatenate(chunks: Sequence[RowChunk]) -> RowChunk:

@@ -12,8 +12,14 @@ from headrace.deadline import Deadline
 from headrace.priority import Pace
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import groups_of
-from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
-from headrace.trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
+from headrace.trainer.exports.parquet_files import (
+    KEYED,
+    REST_SHARE,
+    OpenFile,
+    ParquetFiles,
+    keyed_columns,
+    signs_in_group,
+)
 from headrace.trainer.exports.request import ExportedStatistics
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from headrace.trainer.exports.reader import Export, chain_of, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.value_types import decode
 from headrace.trainer.importing.source import SourceRows
 
 
@@ -27,13 +28,14 @@ class ExportSource:
 
     def _brought(self, table: str, chunk: RowChunk) -> SourceRows:
         where = f"{self._export.name}, table {table}"
+        weight_R, vector_RD = decode(chunk)
         return SourceRows(
             slots=chunk.slots,
             slot_R=chunk.slot_R,
             sign_R=chunk.sign_R,
             key_R=None,
-            weight_R=chunk.weights,
-            vector_RD=np.empty((len(chunk), 0), np.float32) if chunk.vector_RD is None else chunk.vectors,
+            weight_R=weight_R,
+            vector_RD=np.empty((len(chunk), 0), np.float32) if vector_RD is None else vector_RD,
             whole_R=None,
             statistics={},
             where=lambda row: f"{where}, slot {chunk.slots[int(chunk.slot_R[row])]}, sign {int(chunk.sign_R[row])}",

@@ -29,17 +29,17 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import F32, Keys, Shards
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.checkpoint.committer import Committer
-from headrace.trainer.config import ExportSection, TaskSection, TrainerJob, WorkerConfig
+from headrace.trainer.config import Dtype, ExportSection, TaskSection, TrainerJob, WorkerConfig
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.export_settings import STAGES, ExportSettings
 from headrace.trainer.exports.exporter_process import ExporterProcess
-from headrace.trainer.exports.golden import as_bytes, as_exported, table_of
+from headrace.trainer.exports.golden import as_bytes, table_of
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
 from headrace.trainer.exports.reader import MODEL
 from headrace.trainer.exports.request import ExporterConfig, ExportRequest
-from headrace.trainer.exports.value_encoding import Dtype
+from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
 from headrace.trainer.features.default_rows import default_rows_of, widths_of, without_marks
 from headrace.trainer.features.model_inputs import inputs_of

@@ -88,7 +88,7 @@ def load(file, table):
         parts.append(rows["weight"].to_numpy()[:, None])
     if table["dim"]:
         vector_RD = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, table["dim"])
-        parts.append(vector_RD * rows["scale"].to_numpy()[:, None] if table["dtype"] == "int8" else vector_RD)
+        parts.append(vector_RD * rows["scale"].to_numpy()[:, None] if "scale" in rows.column_names else vector_RD)
     return rows["key"].to_pylist(), np.concatenate(parts, 1).astype(np.float32)
 
 
