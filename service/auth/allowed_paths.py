@@ -21,7 +21,7 @@ from headrace.dataset.spec.path_search import DEEP
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, SpecError
 from headrace.service.cluster.store import marker_of
-from headrace.trainer.exports.export_settings import EXPORTS
+from headrace.trainer.exports.destination import EXPORTS
 
 
 @dataclass(frozen=True, slots=True)

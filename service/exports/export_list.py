@@ -14,8 +14,7 @@ from headrace.deadline import Deadline
 from headrace.done_markers import has_done
 from headrace.errors import SpecError
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.exports.destination import ExportDestination, open_destination
-from headrace.trainer.exports.export_settings import address_of
+from headrace.trainer.exports.destination import ExportDestination, address_of, open_destination
 from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.pointers import point_to, read_current, read_manifest
 from headrace.trainer.exports.retention import StoredExport, is_export

@@ -12,7 +12,7 @@ from headrace import documents
 from headrace.done_markers import DONE, MARKERS
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits, hash_of
-from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.pointers import DONEFILE
 from headrace.trainer.exports.reader import CURRENT, MANIFEST
 from headrace.trainer.exports.retention import HOLDER

@@ -36,7 +36,7 @@ from headrace.service.faults.operator import FaultRunOperator, OperatorRequest, 
 from headrace.service.history.rerun import rerun_job
 from headrace.service.monitor.shows import Show
 from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.exports.export_settings import EXPORTS
+from headrace.trainer.exports.destination import EXPORTS
 from headrace.trainer.journal.log import read_history
 from headrace.trainer.rank0.shrink_guard import has_rule
 

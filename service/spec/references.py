@@ -14,7 +14,7 @@ from headrace.errors import SpecError
 from headrace.pserver.config import DENSE_SLICES
 from headrace.relative_names import MAX_PATH_BYTES
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.exports.export_settings import ExportLocation, address_of, destination_of
+from headrace.trainer.exports.destination import ExportLocation, address_of, destination_of
 from headrace.trainer.guard_config import RollbackSection
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import check_section

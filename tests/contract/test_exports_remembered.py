@@ -6,21 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.dataset.spec.config import HistorySection, SlotKind, SparseSlot
-from headrace.dataset.spec.schema import Schema, Slot
 from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.rows.history_kernels import packed, width_of
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.memory_files import has_memory, memories_of, replay
 from headrace.trainer.exports.reader import chain_of, open_export
-from headrace.trainer.exports.request import ExportedHistory
+from headrace.trainer.exports.slot_files import Histories, replay
 from tests.fakes import commits_of_rows
 from tests.fakes.commits_of_rows import GROUPS, Job, parent_of
 
 LAST = 3
 SECTION = TableSection(dim=width_of(LAST), first_order=False, optimizer=Sgd(kind="sgd"))
-SLOT = SparseSlot(name="clicked", history=HistorySection(key="a", of="b", last=LAST))
-(MEMORY,) = memories_of(Schema((Slot("clicked", SlotKind.SPARSE, SLOT, 1),)))
+MEMORY = Histories(slot="clicked", table="history-clicked", key="a", group=GROUPS["a"], of="b", last=LAST)
 SIGNS = st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=LAST)
 STEPS = st.lists(
     st.tuples(st.dictionaries(st.integers(0, 9), SIGNS, max_size=5), st.sets(st.integers(0, 9), max_size=3)),
@@ -43,8 +39,8 @@ def act(job, version, step):
 
 
 def exported(job, commit, kind, address, parent, **more):
-    told = {"table": MEMORY.table, "section": SECTION, "key": "a", "group": GROUPS["a"], "of": "b", "last": LAST}
-    update = {"tables": {}, "slots": {}, "groups": GROUPS, "histories": {"clicked": ExportedHistory(**told)}, **more}
+    update = {"tables": {}, "slots": {}, "groups": GROUPS, "slot_files": (MEMORY,), **more}
+    update["slot_tables"] = {MEMORY.table: SECTION}
     request = job.request(commit, kind, address, parent).model_copy(update=update)
     answer = export(request, job.store / "live" / "export-test")
     assert answer.outcome == "complete", answer.error
@@ -90,7 +86,7 @@ def test_some_tables_and_a_parent_without_histories_say_that_they_have_none(tmp_
     act(job, 2, ({1: [5, 6]}, set()))
     _, path = exported(job, job.commit(2), "delta", address, parent_of(base))
     delta = open_export(path, tmp_path)
-    assert delta.manifest["without_histories"] == ["clicked"] and not has_memory(delta, MEMORY)
+    assert delta.manifest["without_histories"] == ["clicked"] and not MEMORY.is_in(delta)
     assert not [name for name in delta.files if "histor" in name]
     job.close()
 

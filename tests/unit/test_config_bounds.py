@@ -42,7 +42,7 @@ MAY: dict[str, tuple[float, str]] = {
     "FeatureKeys.buckets": (-1.0, "values of events may be below 0"),
     "FeatureKeys.default": (-1, "values of events may be below 0"),
     "ShardProcess.histories": (-1, "windows below 0 are half-lives"),
-    "ExportedCounters.windows_s": (-1, "windows below 0 are half-lives"),
+    "Counters.windows_s": (-1, "windows below 0 are half-lives"),
 }
 """Fields that accept one of these numbers, and why."""
 FREE = {

@@ -17,7 +17,7 @@ from headrace.deadline import Deadline
 from headrace.pserver.protocol.histories import HistoryAnswers
 from headrace.pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
 from headrace.pserver.server.embedded import EmbeddedShards
-from headrace.trainer.exports.counter_files import sub_windows
+from headrace.trainer.exports.slot_files import sub_windows
 from headrace.trainer.features.counter_columns import KINDS, counter_column, fill_values, value_reference
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.spec.history_tables import history_tables, remembered_of

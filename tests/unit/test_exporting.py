@@ -16,7 +16,8 @@ from headrace.pserver.protocol.shards import TableStats
 from headrace.trainer.checkpoint.commits import MANIFEST, Commit, Commits
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
-from headrace.trainer.exports.export_settings import STAGES, ExportSettings
+from headrace.trainer.exports.destination import STAGES
+from headrace.trainer.exports.export_settings import ExportSettings
 from headrace.trainer.exports.request import ExportAnswer
 from headrace.trainer.job_status import LastExport
 from headrace.trainer.journal.log import LogFull

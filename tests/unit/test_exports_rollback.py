@@ -10,7 +10,7 @@ from headrace.codec import plain, typed
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import pointers
 from headrace.trainer.exports.destination import folder_destination
-from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.exporter import export, point_back
 from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.request import ExportRequest
 from headrace.trainer.exports.rollback import RollbackState, has_fallen
@@ -194,5 +194,5 @@ def test_a_rollback_that_is_repeated_late_does_not_undo_a_later_export(outlet, t
 
 def test_without_any_export_from_before_it_says_what_to_do(outlet, tmp_path):
     with pytest.raises(ManifestUnusable, match=r"set exports.main.keep higher"):
-        pointers.point_back(request(tmp_path, "t1/0000000009-base", version=4), outlet, None)
+        point_back(request(tmp_path, "t1/0000000009-base", version=4), outlet, None)
     assert current(outlet) == 3

@@ -25,7 +25,7 @@ from headrace.durable import locked, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import Failpoint, arm
 from headrace.lifecycle import run_to_end
-from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.exporter import export
 from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 from headrace.trainer.journal.log import Superseded

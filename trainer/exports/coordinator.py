@@ -28,10 +28,9 @@ from headrace.failpoints import Failpoint, failpoint
 from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
+from headrace.trainer.exports.destination import ExportLocation, destination_of
 from headrace.trainer.exports.export_settings import (
-    ExportLocation,
     ExportSettings,
-    destination_of,
     export_operation,
     exported_operation,
     facts_of,

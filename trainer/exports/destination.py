@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.blob.blob_store import MAX_APPENDED_BYTES, BlobStore, open_blobs, whole, whole_lines
@@ -16,6 +17,7 @@ from headrace.blob.store_address import StoreAddress, StoreKind, parse
 from headrace.deadline import Deadline
 from headrace.errors import BadInput
 from headrace.relative_names import InvalidName, relative_name
+from headrace.trainer.config import ExportSection
 
 ROLE = "exports at"
 """Begins the errors of a destination."""
@@ -33,6 +35,11 @@ FOLDER_S = 86_400.0
 MAX_SMALL_BYTES = 64 << 20
 """Longest manifest that is read."""
 
+EXPORTS = "exports"
+"""Folder in the store for exports of streams without a path."""
+STAGES = "exports-stage"
+"""Folder in the store for what rank 0 prepares for an export."""
+
 
 class ExportUnusable(BadInput):
     """An export is missing, incomplete, damaged, or from a newer Headrace."""
@@ -44,6 +51,33 @@ class ExportTooNew(ExportUnusable):
 
 class ParentMissing(ExportUnusable):
     """The parent of a delta does not exist any more."""
+
+
+def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:
+    """Destination of a stream's exports; a relative path starts at the job file's `folder`."""
+    return str(store / EXPORTS / stream) if section.path is None else parse(section.path, folder).text
+
+
+class ExportLocation(NamedTuple):
+    """The location that an address means, however it is spelled."""
+
+    root: str
+    """"s3://bucket/prefix", or a folder without links in its path."""
+    endpoint: str | None = None
+    """Endpoint of an object store that is not Amazon's."""
+
+    def __str__(self) -> str:
+        return self.root
+
+
+def destination_of(text: str) -> ExportLocation:
+    """The destination of an address that `address_of` returned."""
+    address = parse(text)
+    match address.kind:
+        case StoreKind.FOLDER:
+            return ExportLocation(str(Path(address.root).resolve()))
+        case StoreKind.S3:
+            return ExportLocation(f"s3://{address.root}", address.options.get("endpoint_override"))
 
 
 class ExportDestination:

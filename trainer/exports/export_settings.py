@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headrace.blob.store_address import StoreKind as AddressKind
 from headrace.blob.store_address import parse
@@ -17,29 +17,18 @@ from headrace.dataset.spec.schema import Schema
 from headrace.done_markers import is_done
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.request import (
-    ExportAnswer,
-    ExportedCounters,
-    ExportedHistory,
-    ExportedStatistics,
-    ExportRequest,
-    ParentExport,
-)
+from headrace.trainer.exports.destination import STAGES, address_of
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest, ParentExport
 from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
 from headrace.trainer.exports.schedule import DueExport
+from headrace.trainer.exports.slot_files import slot_files_of
 from headrace.trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation, ParentOfExport, RollbackOperation
 from headrace.trainer.spec.history_tables import history_tables
 
 if TYPE_CHECKING:
     from headrace.trainer.rank0.operations import ClosingPass
-
-EXPORTS = "exports"
-"""Folder in the store for exports of streams without a path."""
-STAGES = "exports-stage"
-"""Folder in the store for what rank 0 prepares for an export."""
 
 
 @dataclass(frozen=True)
@@ -93,47 +82,6 @@ class ExportSettings:
             found.setdefault(slot.sparse.table, {}).setdefault(slot.group, slot.name)
         return found
 
-    @cached_property
-    def histories(self) -> dict[str, ExportedHistory]:
-        """The slots with histories."""
-        sections = history_tables(self.schema)
-        return {
-            slot.name: ExportedHistory(
-                table=table_of(slot.name),
-                section=sections[table_of(slot.name)],
-                key=slot.history.key,
-                group=self.schema.by_name[slot.history.key].group,
-                of=slot.history.of,
-                last=slot.history.last,
-            )
-            for slot in self.schema.histories
-        }
-
-    @cached_property
-    def counters(self) -> dict[str, ExportedCounters]:
-        """The slots with counters."""
-        sections = history_tables(self.schema)
-        return {
-            slot.name: ExportedCounters(
-                table=counters_table_of(slot.name),
-                section=sections[counters_table_of(slot.name)],
-                key=" ".join(slot.counters.keys),
-                group=self.schema.by_name[slot.counters.keys[-1]].group,
-                windows_s=slot.counters.windows_s,
-            )
-            for slot in self.schema.counters
-        }
-
-    def statistics(self, tables: Mapping[str, TableSection]) -> dict[str, ExportedStatistics]:
-        """The sparse slots whose rows dense slots tell of, where `tables` are exported."""
-        names = sorted({name for slot in self.schema.statistics for name in slot.statistics.slots})
-        asked = [self.schema.by_name[name] for name in names]
-        return {
-            slot.name: ExportedStatistics(table=slot.sparse.table, key=slot.name, group=slot.group)
-            for slot in asked
-            if slot.sparse.table in tables
-        }
-
     def by_event(self, stream: str) -> bool:
         """Whether the stream's clock is event time."""
         return (self.streams[stream].clock or ("event" if self.timed else "wall")) == "event"
@@ -153,33 +101,6 @@ class ExportSettings:
         """Whether a folder of this machine lacks a complete export; False for an object store, which is not asked."""
         address = parse(self.address(stream))
         return address.kind is AddressKind.FOLDER and not is_done(Path(address.root) / self.job / path)
-
-
-def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:
-    """Destination of a stream's exports; a relative path starts at the job file's `folder`."""
-    return str(store / EXPORTS / stream) if section.path is None else parse(section.path, folder).text
-
-
-class ExportLocation(NamedTuple):
-    """The location that an address means, however it is spelled."""
-
-    root: str
-    """"s3://bucket/prefix", or a folder without links in its path."""
-    endpoint: str | None = None
-    """Endpoint of an object store that is not Amazon's."""
-
-    def __str__(self) -> str:
-        return self.root
-
-
-def destination_of(text: str) -> ExportLocation:
-    """The destination of an address that `address_of` returned."""
-    address = parse(text)
-    match address.kind:
-        case AddressKind.FOLDER:
-            return ExportLocation(str(Path(address.root).resolve()))
-        case AddressKind.S3:
-            return ExportLocation(f"s3://{address.root}", address.options.get("endpoint_override"))
 
 
 def export_operation(
@@ -270,9 +191,8 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
         tables=tables,
         slots={name: setting.slots.get(name, {}) for name in body["tables"]},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
-        histories=setting.histories,
-        counters=setting.counters,
-        statistics=setting.statistics(tables),
+        slot_files=slot_files_of(setting.schema, tables),
+        slot_tables=history_tables(setting.schema),
         whole=set(body["tables"]) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts["manifest"]),

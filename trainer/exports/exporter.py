@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, read_comm
 from headrace.trainer.checkpoint.object_store import complete_commit
 from headrace.trainer.exports import gates, manifest, pointers, user_command
 from headrace.trainer.exports.destination import ExportDestination, open_destination
-from headrace.trainer.exports.history_files import write_memory
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
 from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
@@ -39,7 +39,7 @@ from headrace.trainer.exports.pointers import HeadIsReplaced
 from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
-from headrace.trainer.exports.statistic_files import write_statistics
+from headrace.trainer.exports.slot_files import write_slot_files
 from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.fence.fence_records import timeline_number
 
@@ -83,7 +83,7 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
             outlet = open_destination(request.address, request.job, scratch / "out", deadline)
             head = None if generation is None else ExportHead(timeline_number(request.timeline), generation)
             if request.point:
-                return pointers.point_back(request, outlet, head)
+                return point_back(request, outlet, head)
             answer = ExportRun(request, outlet, scratch, deadline, head).run()
     except HeadraceError as error:
         log.warning("export %s of %s failed: %s", request.name, request.stream, error)
@@ -101,6 +101,28 @@ def _worded(error: HeadraceError, request: ExportRequest) -> str:
     if isinstance(error, DeadlineExceeded) or (isinstance(error, BlobUnavailable) and error.out_of_time):
         return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
     return str(error)
+
+
+def point_back(request: ExportRequest, outlet: ExportDestination, head: ExportHead | None) -> ExportAnswer:
+    """Have current.json name the first of the older exports of a rollback that exists.
+
+    Nothing changes where this rollback was done before, or a later export is current: a rerun or a person came after.
+    """
+    current = pointers.read_current(outlet)
+    if current is not None and current.get("timeline") == request.timeline:
+        version = current.get("version")
+        is_later = isinstance(version, int) and version > request.version
+        if is_later or manifest.rolled_back(current, request.timeline) >= request.version:
+            return ExportAnswer(name=request.name, outcome="complete", path=str(current["path"]), current=True)
+    for path in request.point:
+        if (content := pointers.read_manifest(outlet, path)) is not None:
+            mark = {"timeline": request.timeline, "version": request.version}
+            pointers.write_current(outlet, content, pointers.chain_of(outlet, content, ()), head, mark)
+            return ExportAnswer(name=request.name, outcome="complete", path=path, current=True)
+    raise ManifestUnusable(
+        f"none of the exports before the fall exists in {outlet.url('')} any more: set exports.{request.stream}.keep "
+        "higher, or choose one with `headrace exports point`"
+    )
 
 
 @contextmanager
@@ -167,10 +189,9 @@ class ExportRun:
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
-                memories = self._memories(commit, open_stores, files)
-                statistics = self._statistics(sources, files)
+                slots = self._slot_files(commit, sources, open_stores, files)
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            more = {**model.message(), **memories, **statistics}
+            more = {**model.message(), **slots}
             content = self._manifest(counts, tables, more, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
@@ -217,38 +238,31 @@ class ExportRun:
             entries[table] = counts[table].message(slots, section, dtype)
         return counts, entries
 
-    def _memories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
-        """Write histories and counters, or how they changed; the manifest's entries about them, if there are any.
+    def _slot_files(
+        self, commit: Commit, sources: dict[str, CommitTableRows], stack: ExitStack, files: ExportFiles
+    ) -> dict[str, Any]:
+        """Write histories, counters and statistics, or how they changed; the manifest's entries about them.
 
-        Exports of some tables have none, and so have deltas whose parent has none.
+        Exports of some tables have none, and so have deltas whose parent has none, and of kinds that bases alone have.
         """
-        request, version = self.request, self.request.version
+        request, told = self.request, dict[str, Any]()
         since = None if request.kind == "base" else self._since()
-        told: dict[str, Any] = {}
-        for kind, memories in (("histories", request.histories), ("counters", request.counters)):
-            continued = self._parent is None or memories.keys() <= self._parent.get(kind, {}).keys()
-            if memories and not (request.whole and continued):
-                told[f"without_{kind}"] = sorted(memories)
-            elif memories:
-                told[kind] = found = {}
-                for name, each in memories.items():
-                    slots = {each.key: each.group}
-                    rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
+        for kind, found in groupby(request.slot_files, key=lambda each: each.kind):
+            members = {each.slot: each for each in found}
+            continued = self._parent is None or members.keys() <= self._parent.get(kind, {}).keys()
+            if not (
+                request.whole and continued and (since is None or all(each.in_deltas for each in members.values()))
+            ):
+                told[f"without_{kind}"] = sorted(members)
+                continue
+            told[kind] = {}
+            for name, each in members.items():
+                if (source := sources.get(each.table)) is None:
+                    section, scratch = request.slot_tables[each.table], self.scratch / "rows"
+                    rows = CommitTableRows(commit, each.table, section, {each.key: each.group}, scratch)
                     source = stack.enter_context(rows)
-                    found[name] = write_memory(name, each, source, version, since, files.open, self.deadline)
+                told[kind][name] = write_slot_files(each, source, request.version, since, files.open, self.deadline)
         return told
-
-    def _statistics(self, sources: Mapping[str, CommitTableRows], files: ExportFiles) -> dict[str, Any]:
-        """Write statistics of rows of a base of all tables; the manifest's entry about them, if any are asked."""
-        request = self.request
-        if not request.statistics:
-            return {}
-        if request.kind != "base" or not request.whole:
-            return {"without_statistics": sorted(request.statistics)}
-        found = {}
-        for name, asked in request.statistics.items():
-            found[name] = write_statistics(asked, sources[asked.table], request.version, files.open, self.deadline)
-        return {"statistics": found}
 
     def _served(self, sources: Mapping[str, CommitTableRows]) -> ServedRows:
         """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace import documents
@@ -17,7 +17,9 @@ from headrace.errors import HeadraceError
 from headrace.trainer.exports.destination import EXPORT_PATH, FILE, NAME, TIMELINE, ExportUnusable
 from headrace.trainer.exports.gates import GateResult
 from headrace.trainer.exports.reader import FORMAT, MANIFEST, check_fields, checked_name, object_of
-from headrace.trainer.exports.request import ExportRequest
+
+if TYPE_CHECKING:
+    from headrace.trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
 """Fields that are equal in two exports of the same state by the same rules."""
@@ -32,7 +34,7 @@ class ManifestUnusable(HeadraceError):
     """A manifest is damaged, or a newer Headrace wrote it."""
 
 
-def identity(request: ExportRequest) -> dict[str, Any]:
+def identity(request: "ExportRequest") -> dict[str, Any]:
     """The part of the manifest that is known before anything is written."""
     section, facts = request.section, dict(request.facts)
     return {
@@ -59,7 +61,7 @@ def identity(request: ExportRequest) -> dict[str, Any]:
 
 
 def build_manifest(
-    request: ExportRequest,
+    request: "ExportRequest",
     tables: Mapping[str, Mapping[str, Any]],
     gates: Mapping[str, GateResult],
     files: Mapping[str, Mapping[str, Any]],
@@ -127,7 +129,7 @@ def _check_format(number: int, what: str) -> None:
         )
 
 
-def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
+def difference(there: Mapping[str, Any], request: "ExportRequest") -> str | None:
     """How the existing export differs from the requested one; None where it does not."""
     asked = documents.parse_object(as_bytes(identity(request)), "the request")
     for name in IDENTITY:

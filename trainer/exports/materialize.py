@@ -25,13 +25,13 @@ from headrace.errors import SpecError
 from headrace.relative_names import relative_name
 from headrace.trainer.exports import manifest
 from headrace.trainer.exports.destination import EXPORT_PATH, ExportDestination, ExportUnusable, folder_destination
-from headrace.trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
 from headrace.trainer.exports.parquet_files import ParquetFiles, row_schema
 from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.slot_files import REPLAYED, replay, slot_files_at
 from headrace.trainer.exports.value_types import value_columns
 
-ROWS = re.compile(r"(rows|tombstones|histories|counters)-.*\.parquet")
+ROWS = re.compile(rf"({'|'.join(('rows', 'tombstones', *REPLAYED))})-.*\.parquet")
 DONEFILE = "donefile.txt"
 
 
@@ -131,9 +131,9 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
     try:
         files: dict[str, dict[str, Any]] = {}
         tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
-        memories = _write_memories(chain, outlet, files)
+        slots = _write_slot_files(chain, outlet, files)
         _copy_model(export, outlet, files)  # 3
-        content = _manifest(chain, tables, files) | memories
+        content = _manifest(chain, tables, files) | slots
         outlet.put(MANIFEST, manifest.as_bytes(content))  # 4
         outlet.put(DONE, b"")  # 5
         with writing(out):
@@ -171,26 +171,26 @@ def _keyed(chunk: RowChunk) -> list[pa.Array]:
     return [names, pa.array(chunk.sign_R), pa.array(chunk.key_R)]
 
 
-def _write_memories(
+def _write_slot_files(
     chain: Sequence[Export], outlet: ExportDestination, files: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Histories and counters after the chain; the manifest's entries about them, as in a base."""
     told: dict[str, Any] = {}
-    for memory in memories_at(chain[-1]):
-        name = memory.slot.name
-        if not all(has_memory(export, memory) for export in chain):
-            told.pop(memory.kind, None)
-            told[f"without_{memory.kind}"] = sorted([*told.get(f"without_{memory.kind}", ()), name])
+    for each in slot_files_at(chain[-1]):
+        if not all(map(each.is_in, chain)):
+            told.pop(each.kind, None)
+            told[f"without_{each.kind}"] = sorted([*told.get(f"without_{each.kind}", ()), each.slot])
             continue
-        facts, rows = dict(chain[-1].manifest[memory.kind][name]), 0
-        schema = schema_of(memory.remembered)
-        with ParquetFiles(lambda path: _file(outlet, files, path), f"{memory.kind}-{name}", schema) as parquet:
-            for chunk in replay(chain, memory):
+        facts, rows = dict(chain[-1].manifest[each.kind][each.slot]), 0
+        with ParquetFiles(
+            lambda path: _file(outlet, files, path), f"{each.kind}-{each.slot}", each.parquet_schema
+        ) as parquet:
+            for chunk in replay(chain, each):
                 assert chunk.vector_RD is not None
-                parquet.write(columns_of(facts["key"], memory.remembered, chunk.sign_R, chunk.key_R, chunk.vector_RD))
+                parquet.write(each.columns(chunk.sign_R, chunk.key_R, chunk.vector_RD))
                 rows += len(chunk)
         facts.pop("tombstones", None)
-        told.setdefault(memory.kind, {})[name] = {**facts, "rows": rows}
+        told.setdefault(each.kind, {})[each.slot] = {**facts, "rows": rows}
     return told
 
 

@@ -10,8 +10,8 @@ from headrace.dataset.spec.config import DenseSlot
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.keys import key_of_reference, sign_of_text
 from headrace.pserver.config import TableSection
-from headrace.pserver.rows.counter_kernels import PARTS, UNIT
 from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.slot_files import KINDS
 from headrace.trainer.exports.value_types import VALUE_TYPES
 
 FORMAT = 1
@@ -45,44 +45,12 @@ POOLING = (
     "a sequence: row * weight at each place, zeros behind its end, and a mask that is true where there is a sign; it "
     "is always max_len places long."
 )
-HISTORIES = (
-    "A slot with a history is filled by the job that trains: the last signs of slot `of`, oldest first, of earlier "
-    "samples with the same sign in slot `key`, the first, where slot `when` is not 0. Exports of all tables have them "
-    "in histories-<slot>-<n>.parquet: a base all, a delta those that changed, each whole; a tombstone of the table "
-    "history-<slot> deletes one. Others have none (without_histories in the manifest): then whoever asks for a "
-    "prediction sends the signs in the slot."
-)
-COUNTERS = (
-    "A slot with counters is filled by the job that trains: for each window, and in it for each of `what`, a float "
-    "of the earlier samples with the same sign, the first, in slot `key`; of a list of slots, in all of them. With "
-    "their number n and the number c of those whose slot `click` was neither 0 nor missing: shows is log(1 + n), "
-    "clicks is log(1 + c), ctr is log((c + prior * prior_weight) / (n + prior_weight) / prior), or 0 if n is 0. "
-    "Logarithms are natural. A window of w seconds has the samples whose unix second s is at most the sample's t, "
-    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. Exports of all tables have the "
-    "counts in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that of the first sign, "
-    "then of each other sign ^ the key before; a base all, a delta the keys that changed, each whole; a tombstone "
-    "of the table counters-<slot> deletes one. Others have none (without_counters in the manifest): then whoever asks "
-    "for a prediction sends the floats in the slot."
-)
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
     "first-order weight, if any, + dim; a sequence's rows, (B, max_len, W), and its mask as <slot>.mask, (B, max_len); "
     "a dense slot's values, (B, size). Its outputs are the tasks, (B) each: a probability for loss bce, a value for "
     "mse, the probability of the best class for softmax. The model next_item has two more, (B, K) each: items, the "
     "numbers of the best ones, the best first, and scores, their cosines."
-)
-HALF_LIVES = (
-    "A slot with counters that names half_lives has the floats of these after those of its windows. Of a half-life of "
-    f"h seconds, n and c are sums over all earlier samples with the weight 2 ** ((s // p - t // p) / {PARTS}), where "
-    f"p = h / {PARTS}, in 1 / {UNIT}, rounded down. In the files its window_s is -h, and shows and clicks are in "
-    f"1 / {UNIT}, with the weights of the time begin_s."
-)
-STATISTICS = (
-    "A slot with statistics is filled by the job that trains: for each slot in `of`, with the shows s and clicks c of "
-    "the rows of the sample's signs there, summed over the signs (0 without a row): log(1 + s), then log(1 + c) - "
-    "log(1 + s). Logarithms are natural. A base of all tables has show and click of each row at its version in "
-    "statistics-<slot>-<n>.parquet; other exports have none (without_statistics in the manifest). Whoever asks for a "
-    "prediction sends the floats in the slot."
 )
 
 
@@ -143,17 +111,14 @@ def describe(
             ],
         },
         "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
-        | ({"histories": HISTORIES} if schema.histories else {})
-        | ({"counters": COUNTERS} if schema.counters else {})
-        | ({"half_lives": HALF_LIVES} if any(slot.counters.half_lives for slot in schema.counters) else {})
-        | ({"statistics": STATISTICS} if schema.statistics else {}),
+        | {name: rule for kind in KINDS for name, rule in kind.rules(schema).items()},
     }
     return document if features is None else document | {"features": dict(features)}
 
 
-def _history(slot: Slot) -> dict[str, Any]:
-    """The entry of a slot with a history; none for others."""
-    return {} if (history := slot.sparse.history) is None else {"history": history.model_dump(mode="json")}
+def _filled(slot: Slot) -> dict[str, Any]:
+    """How the job that trains fills a slot; nothing for others."""
+    return {name: told for kind in KINDS for name, told in kind.described(slot).items()}
 
 
 def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str, Any]]:
@@ -178,17 +143,14 @@ def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str
                 "dim": table.dim,
                 "first_order": table.first_order,
             }
-            | _history(slot)
+            | _filled(slot)
         )
     return found
 
 
 def _dense(slot: Slot) -> dict[str, Any]:
     assert isinstance(slot.entry, DenseSlot)
-    told = {} if (counters := slot.entry.counters) is None else {"counters": counters.model_dump(mode="json")}
-    if (statistics := slot.entry.statistics) is not None:
-        told = {"statistics": {"of": list(statistics.slots)}}
-    return {"name": slot.name, "kind": "dense", "size": slot.entry.size, **told}
+    return {"name": slot.name, "kind": "dense", "size": slot.entry.size, **_filled(slot)}
 
 
 def _inputs(schema: Schema, tables: Mapping[str, TableSection]) -> list[tuple[str, str, tuple[int, ...]]]:

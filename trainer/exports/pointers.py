@@ -18,11 +18,9 @@ from headrace.done_markers import MARKERS, has_done
 from headrace.errors import HeadraceError, Unavailable
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import manifest as manifests
-from headrace.trainer.exports.destination import ExportDestination, open_destination
-from headrace.trainer.exports.export_settings import address_of
+from headrace.trainer.exports.destination import ExportDestination, address_of, open_destination
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.reader import CURRENT, MANIFEST
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.retention import StoredExport, exports_to_remove, is_export
 
 DONEFILE = "donefile.txt"
@@ -116,28 +114,6 @@ def write_current(
         if outlet.replace(CURRENT, content, tag) or outlet.get(CURRENT) == content:  # the reply may have been lost
             return
     raise Unavailable(f"{outlet.url(CURRENT)} was changed by others {MAX_ROUNDS} times while it was written")
-
-
-def point_back(request: ExportRequest, outlet: ExportDestination, head: ExportHead | None) -> ExportAnswer:
-    """Have current.json name the first of the older exports of a rollback that exists.
-
-    Nothing changes where this rollback was done before, or a later export is current: a rerun or a person came after.
-    """
-    current = read_current(outlet)
-    if current is not None and current.get("timeline") == request.timeline:
-        version = current.get("version")
-        is_later = isinstance(version, int) and version > request.version
-        if is_later or manifests.rolled_back(current, request.timeline) >= request.version:
-            return ExportAnswer(name=request.name, outcome="complete", path=str(current["path"]), current=True)
-    for path in request.point:
-        if (content := read_manifest(outlet, path)) is not None:
-            mark = {"timeline": request.timeline, "version": request.version}
-            write_current(outlet, content, chain_of(outlet, content, ()), head, mark)
-            return ExportAnswer(name=request.name, outcome="complete", path=path, current=True)
-    raise ManifestUnusable(
-        f"none of the exports before the fall exists in {outlet.url('')} any more: set exports.{request.stream}.keep "
-        "higher, or choose one with `headrace exports point`"
-    )
 
 
 def _replaceable(outlet: ExportDestination, text: bytes, head: ExportHead | None) -> dict[str, Any] | None:

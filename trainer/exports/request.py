@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 from headrace.config import Count, Section, SlotGroup
 from headrace.failpoints import ArmedFailpoint
-from headrace.pserver.config import NotNegative, TableSection, WindowS
+from headrace.pserver.config import NotNegative, TableSection
 from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.slot_files import AnySlotFiles
 
 
 class ParentExport(Section):
@@ -18,46 +19,6 @@ class ParentExport(Section):
     """Rows changed after it are in the delta."""
     timeline: str
     """Of the parent."""
-
-
-class ExportedMemory(Section):
-    """The memory of a slot that the job fills: one row for each key."""
-
-    table: str
-    """Its table on the shards."""
-    section: TableSection
-    """Its section."""
-    key: str
-    """Slot with the key; of a cross all, with blanks between."""
-    group: SlotGroup
-    """Slot group of the key; of a cross, that of the last slot."""
-
-
-class ExportedHistory(ExportedMemory):
-    """The histories of one slot."""
-
-    of: str
-    """Slot whose signs are remembered."""
-    last: Count
-    """Most signs of a key."""
-
-
-class ExportedCounters(ExportedMemory):
-    """The counters of one slot."""
-
-    windows_s: tuple[WindowS, ...]
-    """Their windows, in seconds; 0: all time; below 0: half-lives."""
-
-
-class ExportedStatistics(Section):
-    """Shows and clicks of the rows of one slot."""
-
-    table: str
-    """The table of the rows."""
-    key: str
-    """The slot."""
-    group: SlotGroup
-    """Its slot group."""
 
 
 class ExportRequest(Section):
@@ -93,12 +54,10 @@ class ExportRequest(Section):
     """By table: slot group to the name of its slot."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of every sparse slot by name. Default: as in `slots`."""
-    histories: dict[str, ExportedHistory] = {}
-    """By slot. Exports of all tables have them; others, and deltas of such, have none, and say so."""
-    counters: dict[str, ExportedCounters] = {}
-    """By slot; as `histories`."""
-    statistics: dict[str, ExportedStatistics] = {}
-    """By sparse slot; as `histories`."""
+    slot_files: tuple[AnySlotFiles, ...] = ()
+    """Exports of all tables have them; others, and deltas of such, have none, and say so."""
+    slot_tables: dict[str, TableSection] = {}
+    """Sections of the tables of histories and counters."""
     whole: bool = True
     """Whether all tables of the job are exported."""
     folder: Path = Path()

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from headrace.trainer.checkpoint.commits import Commits, order_of
 from headrace.trainer.exports.destination import NAME as EXPORT_NAME
-from headrace.trainer.exports.destination import TIMELINE
-from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.destination import STAGES, TIMELINE
 from headrace.trainer.exports.stream_state import LoggedExport
 
 NAME = re.compile(rf"({TIMELINE.pattern})/{EXPORT_NAME.pattern}", re.ASCII)

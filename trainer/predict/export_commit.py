@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.trainer.config import ExportSection, TrainerJob
-from headrace.trainer.exports.memory_files import has_memory, memories_of, replay
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.reader import Export, chain_of, open_export
+from headrace.trainer.exports.slot_files import replay, slot_files_of
 from headrace.trainer.importing.export_source import ExportSource
 from headrace.trainer.importing.first_commit import RememberedRows, make_first_commit
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection
@@ -42,18 +41,15 @@ def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Pa
 def remembered_rows(export: Export, schema: Schema) -> dict[str, RememberedRows]:
     """The histories and counters after an export, by table. Raises SpecError where its chain does not have them."""
     chain, sections, found = chain_of(export), history_tables(schema), {}
-    for memory in memories_of(schema):
-        slot = memory.slot
+    for files in slot_files_of(schema):
         for each in chain:
-            if not has_memory(each, memory):
+            if not files.is_in(each):
                 raise SpecError(
-                    f"{each.place.address}: has no {memory.kind} of slot {slot.name!r}, and predictions need them; "
+                    f"{each.place.address}: has no {files.kind} of slot {files.slot!r}, and predictions need them; "
                     "use a base of a stream that exports all tables, or a commit",
                     "version",
                 )
-        key = slot.history.key if slot.kind is SlotKind.SPARSE else slot.counters.keys[-1]
-        group = schema.by_name[key].group
-        found[memory.table] = RememberedRows(sections[memory.table], group, replay(chain, memory))
+        found[files.table] = RememberedRows(sections[files.table], files.group, replay(chain, files))
     return found
 
 

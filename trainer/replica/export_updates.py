@@ -20,7 +20,6 @@ import numpy as np
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.trainer.exports.destination import EXPORT_PATH, TIMELINE, ExportFolder, ExportUnusable
-from headrace.trainer.exports.memory_files import ServedMemory, has_memory, memories_at, replay
 from headrace.trainer.exports.reader import (
     CURRENT,
     FORMAT,
@@ -32,6 +31,7 @@ from headrace.trainer.exports.reader import (
     state_at,
 )
 from headrace.trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
+from headrace.trainer.exports.slot_files import SlotFiles, replay, slot_files_at
 from headrace.trainer.replica.replica_state import ServedVersion
 from headrace.trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
@@ -179,7 +179,7 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
             raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} says")
     tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
-    memories = [each for each in memories_at(newest) if all(has_memory(export, each) for export in chain)]
+    memories = [each for each in slot_files_at(newest) if all(map(each.is_in, chain))]
     tables |= {each.table: _memory(chain, each, whole=whole) for each in memories}
     times = newest.manifest.get("event_time")
     return ReplicaUpdate(
@@ -221,7 +221,7 @@ def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
     return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
 
 
-def _memory(chain: Sequence[Export], memory: ServedMemory, *, whole: bool) -> TableUpdate:
+def _memory(chain: Sequence[Export], memory: SlotFiles, *, whole: bool) -> TableUpdate:
     """As `_table`, of histories or counters."""
     try:
         rows = [_rows(chunk) for chunk in replay(chain, memory)]

@@ -25,8 +25,8 @@ from headrace.dataset.spec.config import SlotKind
 from headrace.errors import BadInput
 from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports import golden as goldens
-from headrace.trainer.exports.memory_files import memories_of, served_schema
 from headrace.trainer.exports.onnx_model import PREFIX, OnnxModel
+from headrace.trainer.exports.slot_files import served_schema, slot_files_of
 from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column
 from headrace.trainer.replica import pooling_kernels
 from headrace.trainer.replica.replica_table import TableView
@@ -229,7 +229,7 @@ class ServingModel:
         if left_out:
             raise BadInput(f"table {left_out[0]!r} is not in these exports: without it nothing can be answered")
         self.described, self.graph, self.schema = described, graph, served_schema(described)
-        self.memories = {each.slot.name: each for each in memories_of(self.schema)}
+        self.memories = {each.slot: each for each in slot_files_of(self.schema)}
         self.features = ServedFeatures(described["features"]) if described.get("features") else None
         if missing := [name for name in self.outputs if name not in graph.outputs]:
             raise BadInput(f"dense.onnx does not say {missing[0]!r}, which model.json names as an output")
@@ -326,16 +326,16 @@ def filled(
     samples, rows_of = _keyed_samples(model, inputs), _rows_from(views)
     columns, dense = dict[str, Ragged](), dict(inputs.dense)
     for name in inputs.left_out:
-        memory = model.memories[name]
+        memory, slot = model.memories[name], model.schema.by_name[name]
         if memory.table not in memories:
-            what = "signs" if memory.slot.kind is SlotKind.SPARSE else "values"
+            what = "signs" if slot.kind is SlotKind.SPARSE else "values"
             raise MemoryMissing(
                 f"input {name!r} is missing, and this version came without {memory.kind}: send its {what}"
             )
-        if memory.slot.kind is SlotKind.SPARSE:
-            columns[name] = history_column(samples, memory.slot, model.schema, rows_of)
+        if slot.kind is SlotKind.SPARSE:
+            columns[name] = history_column(samples, slot, model.schema, rows_of)
         else:
-            dense[name] = counted_column(samples, memory.slot, model.schema, rows_of)
+            dense[name] = counted_column(samples, slot, model.schema, rows_of)
     pairs = zip(model.tables, inputs.signs, strict=True)
     return replace(inputs, signs=[_with(table, signs, columns) for table, signs in pairs], dense=dense, left_out=())
 

@@ -32,7 +32,8 @@ from headrace.trainer.checkpoint.committer import Committer
 from headrace.trainer.config import Dtype, ExportSection, TaskSection, TrainerJob, WorkerConfig
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.exports.coordinator import ExportCoordinator
-from headrace.trainer.exports.export_settings import STAGES, ExportSettings
+from headrace.trainer.exports.destination import STAGES
+from headrace.trainer.exports.export_settings import ExportSettings
 from headrace.trainer.exports.exporter_process import ExporterProcess
 from headrace.trainer.exports.golden import as_bytes, table_of
 from headrace.trainer.exports.model_document import describe

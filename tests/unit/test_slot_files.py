@@ -11,15 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import validate
-from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.counters import CountersSection
-from headrace.dataset.spec.schema import Schema
 from headrace.pserver.protocol.histories import HistoryAnswers
 from headrace.pserver.rows import counter_kernels
-from headrace.trainer.exports.counter_files import rows_of_sub_windows, sub_windows
 from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
-from headrace.trainer.exports.memory_files import HISTORY, ServedMemory, replay, served_schema, whole_keys
 from headrace.trainer.exports.reader import Export
+from headrace.trainer.exports.slot_files import (
+    HISTORY,
+    Histories,
+    replay,
+    rows_of_sub_windows,
+    served_schema,
+    sub_windows,
+    whole_keys,
+)
 from headrace.trainer.features.counter_columns import counter_column
 from headrace.trainer.rank0.key_memories import counts_of_row
 
@@ -88,7 +93,7 @@ SIGNS = pa.array([[1], [2, 3]], HISTORY.type)
     ],
 )
 def test_histories_of_other_types_are_refused(tmp_path, columns, said):
-    memory = ServedMemory(Schema.of([SparseSlot(name="s", history={"key": "s", "of": "s", "last": 3})]).slots[0], "", 3)
+    memory = Histories(slot="s", table="history-s", key="s", group=0, of="s", last=3)
     place = ExportFolder(str(tmp_path), tmp_path / "scratch")
     path = "histories-s-0.parquet"
     good = {"slot": pa.array(["a", "a"]), "sign": KEYS, "key": KEYS, "history": SIGNS}
