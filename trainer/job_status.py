@@ -332,13 +332,10 @@ class StallStatus(Struct, frozen=True, kw_only=True):
 class ResizeStatus(Struct, frozen=True, kw_only=True):
     """A resize that is being prepared."""
 
-    id: str = ""
     shards: int = 0
     trainers: int = 0
     for_s: float | None = None
     state: str = ""
-    may_begin: bool = False
-    """Whether the new workers may start beside those that train."""
     moved: int | None = None
     committed: int | None = None
 
@@ -428,8 +425,6 @@ class Status(Struct, frozen=True, kw_only=True):
     workers: Counts = {}
     """Running "trainers" and "shards"."""
     resizing: ResizeStatus | None = None
-    moved: dict[str, Any] | None = None
-    """How far the rows are of workers that stand by; of such workers alone."""
     unrenewed: dict[str, str] = {}
     """By worker, since when its certificate should have been renewed; of the launcher."""
     links: Annotated[

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/proto/role.proto\x12\x10headrace.role.v1\"\x0f\n\rStatusRequest\"\"\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply\"\x0f\n\rCommitRequest\"\r\n\x0b\x43ommitReply\"&\n\x0eOperateRequest\x12\x14\n\x0crequest_json\x18\x01 \x01(\x0c\"\"\n\x0cOperateReply\x12\x12\n\nreply_json\x18\x01 \x01(\x0c\x32\xae\x02\n\x04Role\x12H\n\x06Status\x12\x1f.headrace.role.v1.StatusRequest\x1a\x1d.headrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.headrace.role.v1.DrainRequest\x1a\x1c.headrace.role.v1.DrainReply\x12H\n\x06\x43ommit\x12\x1f.headrace.role.v1.CommitRequest\x1a\x1d.headrace.role.v1.CommitReply\x12K\n\x07Operate\x12 .headrace.role.v1.OperateRequest\x1a\x1e.headrace.role.v1.OperateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/proto/role.proto\x12\x10headrace.role.v1\" \n\rStatusRequest\x12\x0f\n\x07message\x18\x01 \x01(\x0c\"3\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply\"\x0f\n\rCommitRequest\"\r\n\x0b\x43ommitReply\"&\n\x0eOperateRequest\x12\x14\n\x0crequest_json\x18\x01 \x01(\x0c\"\"\n\x0cOperateReply\x12\x12\n\nreply_json\x18\x01 \x01(\x0c\x32\xae\x02\n\x04Role\x12H\n\x06Status\x12\x1f.headrace.role.v1.StatusRequest\x1a\x1d.headrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.headrace.role.v1.DrainRequest\x1a\x1c.headrace.role.v1.DrainReply\x12H\n\x06\x43ommit\x12\x1f.headrace.role.v1.CommitRequest\x1a\x1d.headrace.role.v1.CommitReply\x12K\n\x07Operate\x12 .headrace.role.v1.OperateRequest\x1a\x1e.headrace.role.v1.OperateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,21 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.proto.role_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATUSREQUEST']._serialized_start=47
-  _globals['_STATUSREQUEST']._serialized_end=62
-  _globals['_STATUSREPLY']._serialized_start=64
-  _globals['_STATUSREPLY']._serialized_end=98
-  _globals['_DRAINREQUEST']._serialized_start=100
-  _globals['_DRAINREQUEST']._serialized_end=114
-  _globals['_DRAINREPLY']._serialized_start=116
-  _globals['_DRAINREPLY']._serialized_end=128
-  _globals['_COMMITREQUEST']._serialized_start=130
-  _globals['_COMMITREQUEST']._serialized_end=145
-  _globals['_COMMITREPLY']._serialized_start=147
-  _globals['_COMMITREPLY']._serialized_end=160
-  _globals['_OPERATEREQUEST']._serialized_start=162
-  _globals['_OPERATEREQUEST']._serialized_end=200
-  _globals['_OPERATEREPLY']._serialized_start=202
-  _globals['_OPERATEREPLY']._serialized_end=236
-  _globals['_ROLE']._serialized_start=239
-  _globals['_ROLE']._serialized_end=541
+  _globals['_STATUSREQUEST']._serialized_end=79
+  _globals['_STATUSREPLY']._serialized_start=81
+  _globals['_STATUSREPLY']._serialized_end=132
+  _globals['_DRAINREQUEST']._serialized_start=134
+  _globals['_DRAINREQUEST']._serialized_end=148
+  _globals['_DRAINREPLY']._serialized_start=150
+  _globals['_DRAINREPLY']._serialized_end=162
+  _globals['_COMMITREQUEST']._serialized_start=164
+  _globals['_COMMITREQUEST']._serialized_end=179
+  _globals['_COMMITREPLY']._serialized_start=181
+  _globals['_COMMITREPLY']._serialized_end=194
+  _globals['_OPERATEREQUEST']._serialized_start=196
+  _globals['_OPERATEREQUEST']._serialized_end=234
+  _globals['_OPERATEREPLY']._serialized_start=236
+  _globals['_OPERATEREPLY']._serialized_end=270
+  _globals['_ROLE']._serialized_start=273
+  _globals['_ROLE']._serialized_end=575
 # @@protoc_insertion_point(module_scope)

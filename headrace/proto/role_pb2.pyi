@@ -5,14 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: bytes
+    def __init__(self, message: _Optional[bytes] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("status_json",)
+    __slots__ = ("status_json", "message")
     STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     status_json: bytes
-    def __init__(self, status_json: _Optional[bytes] = ...) -> None: ...
+    message: bytes
+    def __init__(self, status_json: _Optional[bytes] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -32,6 +32,8 @@ SERVICE = role_pb2.DESCRIPTOR.services_by_name["Role"]
 Reply = TypeVar("Reply", bound=Message)
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Takes an operation and returns its answer, both as JSON. Raises HeadraceError."""
+Exchange = Callable[[bytes], bytes]
+"""Takes the launcher's message and returns the one for it; empty: none. Returns at once."""
 
 
 class _Servicer:
@@ -43,11 +45,15 @@ class _Servicer:
         drain: Callable[[], None],
         commit: Callable[[], None] | None,
         answer: Answer | None,
+        exchange: Exchange,
     ) -> None:
         self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
+        self._exchange = exchange
 
-    def Status(self, _request: role_pb2.StatusRequest, _context: grpc.ServicerContext) -> role_pb2.StatusReply:
-        return role_pb2.StatusReply(status_json=json.dumps(finite(plain(self._status())), allow_nan=False).encode())
+    def Status(self, request: role_pb2.StatusRequest, _context: grpc.ServicerContext) -> role_pb2.StatusReply:
+        message = self._exchange(request.message)
+        status = json.dumps(finite(plain(self._status())), allow_nan=False).encode()
+        return role_pb2.StatusReply(status_json=status, message=message)
 
     def Drain(self, _request: role_pb2.DrainRequest, _context: grpc.ServicerContext) -> role_pb2.DrainReply:
         self._drain()
@@ -108,14 +114,15 @@ def serve_role(
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
     tls: TlsEndpoint | None = None,
+    exchange: Exchange = lambda _: b"",
 ) -> RoleServer:
     """Serve the Role on the unix socket `socket`, with `tls` also there; see RpcServer.
 
     The callables run on threads of the server. All but `answer` return at once; `drain` and `commit` only raise a flag.
-    Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer`.
+    Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer` and `exchange`.
     """
     server = RpcServer(secret, max_workers=MAX_WORKERS, socket=socket, tls=tls)
-    server.add_service(SERVICE, _Servicer(status, drain, commit, answer))
+    server.add_service(SERVICE, _Servicer(status, drain, commit, answer, exchange))
     server.start()
     return RoleServer(server)
 
@@ -130,8 +137,13 @@ class RoleClient:
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """The worker's status."""
-        reply = self._call("Status", role_pb2.StatusRequest(), role_pb2.StatusReply, deadline)
-        return documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
+        return self.exchange(b"", deadline)[0]
+
+    def exchange(self, message: bytes, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+        """Of the launcher: give rank 0 a message; the worker's status, and its message."""
+        reply = self._call("Status", role_pb2.StatusRequest(message=message), role_pb2.StatusReply, deadline)
+        status = documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
+        return status, reply.message
 
     def drain(self, deadline: Deadline) -> None:
         """Ask the worker to finish its pass and end."""

@@ -23,7 +23,7 @@ from headrace.service.api.job_figures import JobFigures, figures_of
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
 from headrace.service.auth.roles import Role
 from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
-from headrace.service.cluster.resize import MOVE_S, resize
+from headrace.service.cluster.resizing import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
 from headrace.service.jobs.operation_queue import Operation
 from headrace.trainer.spec.changes import check_set, hot_keys

@@ -15,7 +15,7 @@ from headrace.service.client.paths import path_of
 app = typer.Typer()
 
 MOVE_S = 900.0
-"""As service.cluster.resize has it."""
+"""As service.cluster.resizing has it."""
 
 
 @app.command(rich_help_panel=Panel.OPERATE)
@@ -45,7 +45,7 @@ def resize(
             found = client.carry_out(path_of("jobs", name, "resize"), body, Deadline.after(timeout))
     else:
         from headrace.codec import plain
-        from headrace.service.cluster.resize import resize as resize_job
+        from headrace.service.cluster.resizing import resize as resize_job
 
         store = load_run(job, overrides).store
         found = plain(resize_job(store, shards, trainers, Deadline.after(timeout)))

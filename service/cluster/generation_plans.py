@@ -39,7 +39,7 @@ class GenerationPlans:
     ) -> None:
         """Private files go below `folder`. Numbers of generations are above `newest`.
 
-        `spare`: whether workers stand by when the job is resized (service.cluster.standby).
+        `spare`: whether workers stand by when the job is resized (service.cluster.resizing).
         `sees`, `trace`: see plan_job.
         """
         self._job, self._folder, self._newest, self._spare = job, folder, newest, spare

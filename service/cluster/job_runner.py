@@ -22,9 +22,9 @@ from headrace.rpc import refusals
 from headrace.rpc.run_files import RANK0
 from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
 from headrace.service.cluster.rank0_connection import RankZeroConnection
+from headrace.service.cluster.resizing import StandbyPlans, StandbyWorkers, Successor
 from headrace.service.cluster.run_folder import write_private
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
-from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
 from headrace.service.cluster.supervision import (
     Death,
     End,
@@ -37,6 +37,7 @@ from headrace.service.cluster.supervision import (
 )
 from headrace.service.cluster.worker_plan import JobPlan
 from headrace.trainer.job_status import StallStatus, Status
+from headrace.trainer.rank0.resizing import STANDBY
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""

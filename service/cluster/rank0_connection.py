@@ -1,4 +1,4 @@
-"""The launcher's connection to rank 0: polls its status and forwards the request to drain.
+"""The launcher's connection to rank 0: polls its status, exchanges messages, and forwards the request to drain.
 
 The service has such a connection to each launcher.
 """
@@ -6,9 +6,8 @@ The service has such a connection to each launcher.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.role import RoleClient
 from headrace.trainer.job_status import StallStatus, Status, read
+from headrace.trainer.rank0.resizing import ResizeMessage, decode_message, encode_message
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,10 @@ class RankZeroConnection:
         self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
         self._heard_s: float | None = None
-        self._report: Mapping[str, Any] | None = None
+        self._sending: ResizeMessage | None = None
+        self._sent: ResizeMessage | None = None
+        self.message: ResizeMessage | None = None
+        """The last message of rank 0; None: none."""
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._poll, name="rank0-line", daemon=True)
 
@@ -76,10 +79,9 @@ class RankZeroConnection:
         self._drain.set()
         self._wake.set()
 
-    def report(self, request: Mapping[str, Any]) -> None:
-        """Send rank 0 a request that it answers with nothing, in place of one that was not sent yet. Returns at
-        once."""
-        self._report = request
+    def send(self, message: ResizeMessage) -> None:
+        """Send rank 0 a message, in place of the one before, with each poll from now on. Returns at once."""
+        self._sending = message
         self._wake.set()
 
     def close(self) -> None:
@@ -101,8 +103,8 @@ class RankZeroConnection:
                     self._poll_once(client)
             except HeadraceError as error:
                 log.debug("rank 0: %s", error)  # the launcher learns from its process whether it is gone
-            # A request to drain that did not arrive is repeated soon.
-            pressing = client is None or self._drain.is_set() or self._report is not None
+            # A request to drain or a message that did not arrive is repeated soon.
+            pressing = client is None or self._drain.is_set() or self._sent is not self._sending
             self._wake.wait(min(0.2, self._interval_s) if pressing else self._interval_s)
             self._wake.clear()
         if client is not None:
@@ -112,9 +114,8 @@ class RankZeroConnection:
         if self._drain.is_set():
             client.drain(Deadline.after(CALL_S))
             self._drain.clear()
-        if (report := self._report) is not None:
-            client.operate(report, Deadline.after(CALL_S))
-            if self._report is report:
-                self._report = None
-        self._status = read(Status, client.status(Deadline.after(CALL_S)))
+        sending = self._sending
+        status, message = client.exchange(encode_message(sending), Deadline.after(CALL_S))
+        self._sent, self.message = sending, decode_message(message)
+        self._status = read(Status, status)
         self._heard_s = time.monotonic()

@@ -48,7 +48,9 @@ for verb, *arguments in config["do"]:
             from headrace.rpc.role import serve_role
 
             told = {**status(), **(arguments[0] if arguments else {})}
-            server = serve_role(lambda told=told: told, draining.set, config["secret"], Path(config["socket"]))
+            message = bytes.fromhex(arguments[1]) if len(arguments) > 1 else b""
+            calls = {"status": lambda told=told: told, "exchange": lambda _, message=message: message}
+            server = serve_role(drain=draining.set, secret=config["secret"], socket=Path(config["socket"]), **calls)
             RendezvousClient(contact()).announce(server.address)
         case "ignore_term":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -10,7 +10,7 @@ import typer
 from headrace.pserver import config as rows
 from headrace.service.cli import main, prediction_commands, resize_command, size_command, table_commands
 from headrace.service.cli.panels import Panel
-from headrace.service.cluster import resize
+from headrace.service.cluster import resizing
 from headrace.service.inspect.slot_report import SlotOrder
 from headrace.service.sizing import job_size
 from headrace.trainer.predict import config as predictions
@@ -104,4 +104,4 @@ def test_choices_and_limits_told_again_are_those_of_their_owners():
     assert choices("headrace predict", "wire") == {*rows.Wire} and choices("headrace doctor", "by") == {*SlotOrder}
     assert prediction_commands.LIVE == predictions.LIVE
     assert (table_commands.LAST_DAY, table_commands.MAX_DAYS) == (rows.LAST_DAY, rows.MAX_DAYS)
-    assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resize.MOVE_S, job_size.MAX_SAMPLE)
+    assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resizing.MOVE_S, job_size.MAX_SAMPLE)

@@ -30,6 +30,7 @@ from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.runtime import TAIL_LINES
 from headrace.trainer.job_status import StallStatus, Status
+from headrace.trainer.rank0.resizing import PrepareWorkers, encode_message
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]
@@ -359,9 +360,9 @@ class NoRoom:
 def test_a_generation_prepares_no_resize_that_the_one_before_it_was_asked_for(world):
     """Its rank 0 does not know of it, and would not commit for it; whoever asked asks again."""
     plans = NoRoom(world.folder / "asked")
-    resizing = {"id": "a", "shards": 2, "trainers": 1, "may_begin": True}
+    asked = encode_message(PrepareWorkers("a", shards=2, trainers=1)).hex()
     rank0 = [
-        ["in_generation", 1, "serve", {"resizing": resizing}],
+        ["in_generation", 1, "serve", {"resizing": {"shards": 2}}, asked],
         ["in_generation", 1, "await_file", str(plans.asked)],
         ["in_generation", 1, "kill_self", 9],
         ["exit", 0],

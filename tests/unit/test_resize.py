@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from headrace.dataset.stream.source import Segment
 from headrace.errors import HeadraceError
 from headrace.service.cluster.generation_plans import GenerationPlans, numbers_of
-from headrace.service.cluster.resize import _new_workers
+from headrace.service.cluster.resizing import _new_workers
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits, write_manifest

@@ -9,15 +9,20 @@ from headrace.trainer.rank0.operations import ClosingPass
 from headrace.trainer.rank0.resizing import (
     MAX_ROUNDS,
     SMALL_S,
-    Moved,
     NextStep,
+    PrepareWorkers,
     ResizeFailed,
     ResizePreparation,
+    WorkersFailed,
+    WorkersMoved,
+    decode_message,
+    encode_message,
     next_step,
 )
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 KEYS = {SHARDS: 3, TRAINERS: 1}
+ASKED = PrepareWorkers("a", shards=3, trainers=1)
 
 
 class Commits:
@@ -44,23 +49,22 @@ def prepared(version=10):
 
 
 def report(resizing, version, rounds=0, took_s=0.0, id_="a"):
-    moved = {"version": version, "rounds": rounds, "took_s": took_s, "state": "moving"}
-    resizing.report({"id": id_, "moved": moved})
+    resizing.exchange(WorkersMoved(id_, version, rounds, took_s, "moving"))
 
 
 @pytest.mark.parametrize(
     ("moved", "committed", "closed", "idle", "step"),
     [
-        (Moved(), 10, 12, True, NextStep.WAIT),
-        (Moved(version=8), 10, 12, True, NextStep.WAIT),
-        (Moved(version=10), 10, 12, False, NextStep.WAIT),
-        (Moved(version=10, took_s=60.0), 10, 12, True, NextStep.COMMIT),
-        (Moved(version=10), 10, 10, True, NextStep.LOG),
-        (Moved(version=10, rounds=1, took_s=SMALL_S), 10, 12, True, NextStep.LOG),
-        (Moved(version=10, rounds=1, took_s=9.0), 10, 12, True, NextStep.COMMIT),
-        (Moved(version=10, rounds=2, took_s=4.0, before_s=9.0), 10, 12, True, NextStep.COMMIT),
-        (Moved(version=10, rounds=2, took_s=8.0, before_s=9.0), 10, 12, True, NextStep.LOG),
-        (Moved(version=10, rounds=MAX_ROUNDS, took_s=9.0, before_s=99.0), 10, 12, True, NextStep.LOG),
+        (WorkersMoved("a"), 10, 12, True, NextStep.WAIT),
+        (WorkersMoved("a", version=8), 10, 12, True, NextStep.WAIT),
+        (WorkersMoved("a", version=10), 10, 12, False, NextStep.WAIT),
+        (WorkersMoved("a", version=10, took_s=60.0), 10, 12, True, NextStep.COMMIT),
+        (WorkersMoved("a", version=10), 10, 10, True, NextStep.LOG),
+        (WorkersMoved("a", version=10, rounds=1, took_s=SMALL_S), 10, 12, True, NextStep.LOG),
+        (WorkersMoved("a", version=10, rounds=1, took_s=9.0), 10, 12, True, NextStep.COMMIT),
+        (WorkersMoved("a", version=10, rounds=2, took_s=4.0, before_s=9.0), 10, 12, True, NextStep.COMMIT),
+        (WorkersMoved("a", version=10, rounds=2, took_s=8.0, before_s=9.0), 10, 12, True, NextStep.LOG),
+        (WorkersMoved("a", version=10, rounds=MAX_ROUNDS, took_s=9.0, before_s=99.0), 10, 12, True, NextStep.LOG),
     ],
 )
 def test_rows_move_from_commit_to_commit_until_few_are_left(moved, committed, closed, idle, step):
@@ -69,15 +73,17 @@ def test_rows_move_from_commit_to_commit_until_few_are_left(moved, committed, cl
 
 @given(st.lists(st.floats(0, 100), min_size=MAX_ROUNDS, max_size=MAX_ROUNDS))
 def test_the_rounds_end_however_long_each_takes(took):
-    found = [next_step(Moved(10 + n, n, took_s), 10 + n, 99, idle=True) for n, took_s in enumerate([0.0, *took])]
+    found = [
+        next_step(WorkersMoved("a", 10 + n, n, took_s), 10 + n, 99, idle=True) for n, took_s in enumerate([0.0, *took])
+    ]
     assert found[-1] is NextStep.LOG and set(found) <= {NextStep.COMMIT, NextStep.LOG}
 
 
 def test_a_resize_is_logged_at_the_close_at_which_few_rows_are_left():
     commits, resizing = prepared()
-    assert not resizing.progress().may_begin, "a commit may be in flight that does not record its changes"
+    assert resizing.exchange(None) is None, "a commit may be in flight that does not record its changes"
     resizing.between(11)
-    assert resizing.progress().may_begin and resizing.changes_since() == 10 and resizing.keeps_commits
+    assert resizing.exchange(None) == ASKED and resizing.changes_since() == 10 and resizing.keeps_commits
     assert not resizing.due(closing_pass(12), ()) and commits.asked == 0
     report(resizing, 10)
     resizing.between(12)
@@ -95,9 +101,9 @@ def test_changes_are_recorded_since_the_newest_commit_of_the_request():
     commits, resizing = prepared()
     commits.idle = False
     resizing.between(12)
-    assert not resizing.progress().may_begin
+    assert resizing.exchange(None) is None
     commits.idle, commits.version = True, 12
-    assert resizing.changes_since() == 12 and resizing.progress().may_begin
+    assert resizing.changes_since() == 12 and resizing.exchange(None) == ASKED
     commits.version = 20
     assert resizing.changes_since() == 12
     report(resizing, 20)
@@ -127,13 +133,18 @@ def test_without_events_a_pass_without_events_carries_it():
 def test_workers_that_fail_end_the_request_with_their_reason_and_nothing_else():
     _, resizing = prepared()
     resizing.between(10)
-    resizing.report({"id": "other", "failed": "not ours"})
+    resizing.exchange(WorkersFailed("other", "not ours"))
     assert resizing.keeps_commits
-    resizing.report({"id": "a", "failed": "trainer-0 ended first: exit code 1"})
+    assert resizing.exchange(WorkersFailed("a", "trainer-0 ended first: exit code 1")) is None
     assert resizing.progress() is None and resizing.changes_since() is None and not resizing.keeps_commits
     with pytest.raises(ResizeFailed, match="goes on as before, since its new workers failed: trainer-0 ended first"):
         resizing.ask("a", KEYS)
     assert resizing.ask("b", KEYS) == {"id": "b", "version": None, "logged": False}
+
+
+@pytest.mark.parametrize("message", [ASKED, WorkersMoved("a", 7, 1, 0.5), WorkersFailed("a", "no room"), None])
+def test_messages_arrive_as_they_were_sent(message):
+    assert decode_message(encode_message(message)) == message
 
 
 def test_one_resize_at_a_time():
@@ -148,5 +159,5 @@ def test_what_comes_after_the_log_decided_changes_nothing():
     resizing.between(10)
     report(resizing, 10)
     assert resizing.due(closing_pass(10), ())
-    resizing.report({"id": "a", "failed": "too late"})
+    resizing.exchange(WorkersFailed("a", "too late"))
     assert resizing.progress().state == "handing over"

@@ -7,8 +7,8 @@ import pytest
 from headrace.pserver.server.commands import AdvanceCommit, RestoreCommit
 from headrace.trainer.checkpoint.commits import MANIFEST, CommitDamaged, manifest_text
 from headrace.trainer.checkpoint.handover import hand_over
-from headrace.trainer.rank0 import standby as module
-from headrace.trainer.rank0.standby import Standby, StandbyEnded
+from headrace.trainer.rank0 import resizing as module
+from headrace.trainer.rank0.resizing import Standby, StandbyEnded
 from headrace.trainer.train.standby_role import StandbyRole
 from tests.fakes.manifests import manifest_of
 

@@ -8,23 +8,23 @@ import pytest
 
 from headrace.errors import Unavailable
 from headrace.lifecycle import ExitCode
-from headrace.service.cluster.standby import STANDBY, StandbyWorkers, Successor
+from headrace.service.cluster.resizing import StandbyWorkers, Successor
 from headrace.service.cluster.supervision import Exited, RunOutcome, Tick
-from headrace.trainer.job_status import ResizeStatus, Status
+from headrace.trainer.rank0.resizing import PrepareWorkers, WorkersFailed, WorkersMoved
 
-ASKED = {"id": "a", "shards": 3, "trainers": 2, "may_begin": True}
+ASKED = PrepareWorkers("a", shards=3, trainers=2)
 DRAINED = RunOutcome(ExitCode.DRAINED, "the stream is drained")
 DIED = RunOutcome(ExitCode.BUG, "shard-0 ended first: killed by SIGKILL", "shard-0")
 TICK = Tick()
-MOVED = {"version": 7, "rounds": 1, "took_s": 0.1, "state": "moving"}
+MOVED = WorkersMoved("a", 7, rounds=1, took_s=0.1, state="moving")
 
 
 class RankZero:
-    def __init__(self, **status):
-        self.status, self.heard = Status(**status), []
+    def __init__(self, message=None):
+        self.message, self.heard = message, []
 
-    def report(self, request):
-        self.heard.append(request)
+    def send(self, message):
+        self.heard.append(message)
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Workers:
 class World:
     """Plans and begins generations that stand by, beside generation 4."""
 
-    def __init__(self, **resizing):
-        self.present = Workers(4, RankZero(state="training", resizing=ResizeStatus(**resizing) if resizing else None))
+    def __init__(self, asked=None):
+        self.present = Workers(4, RankZero(asked))
         self.begun, self.ended, self.said = [], [], []
         self.claimed = self.decided = self.handed = self.broken = False
         self.standby = StandbyWorkers(self.present, self, self.begin, lambda worker, text: self.said.append(text))
@@ -63,7 +63,7 @@ class World:
     def begin(self, plan):
         if self.broken:
             raise Unavailable("no room")
-        self.begun.append(Workers(plan.generation, RankZero(state=STANDBY)))
+        self.begun.append(Workers(plan.generation, RankZero()))
         held = ExitStack()
         held.callback(lambda: self.ended.append(plan.generation))
         return Successor(self.begun[-1], None, held)
@@ -82,15 +82,14 @@ class World:
 
 
 def standing():
-    world = World(**ASKED)
+    world = World(ASKED)
     world.step()
     assert [each.number for each in world.begun] == [5]
     return world
 
 
-@pytest.mark.parametrize("resizing", [{}, {**ASKED, "may_begin": False}])
-def test_nobody_stands_by_before_rank_0_asks_for_it(resizing):
-    world = World(**resizing)
+def test_nobody_stands_by_before_rank_0_asks_for_it():
+    world = World()
     world.step()
     assert not world.begun and world.standby.number is None
     assert world.standby.successor_of(DRAINED, stop_asked=False) is None
@@ -100,10 +99,10 @@ def test_they_begin_once_and_rank_0_hears_how_far_they_are():
     world = standing()
     world.step()
     assert world.standby.number == 5 and not world.present.rank0.heard
-    world.begun[0].rank0.status = Status(state=STANDBY, moved=MOVED)
+    world.begun[0].rank0.message = MOVED
     world.step()
     world.step()
-    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "moved": MOVED}], "told once"
+    assert world.present.rank0.heard == [MOVED], "told once"
     assert len(world.begun) == 1 and world.said == ["resize to 2 trainers and 3 shards: generation 5 stands by"]
 
 
@@ -111,17 +110,17 @@ def test_their_death_ends_the_request_and_nothing_else():
     world = standing()
     world.step(Exited("shard-0", -9))
     assert world.ended == [5] and world.standby.number is None
-    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "failed": DIED.reason}]
+    assert world.present.rank0.heard == [WorkersFailed("a", DIED.reason)]
     world.step()
     assert len(world.begun) == 1, "not tried again: the one who asked may ask again"
     assert world.standby.successor_of(DRAINED, stop_asked=False) is None
 
 
 def test_workers_that_cannot_be_started_end_the_request():
-    world = World(**ASKED)
+    world = World(ASKED)
     world.broken = True
     world.step()
-    assert world.present.rank0.heard == [{"do": "resizing", "id": "a", "failed": "no room"}]
+    assert world.present.rank0.heard == [WorkersFailed("a", "no room")]
     assert world.said == ["the resize is given up: no room"]
 
 
@@ -164,7 +163,7 @@ def test_at_a_stop_they_follow_where_they_alone_can_commit_the_last_version(hand
 
 
 def test_a_job_that_was_asked_to_stop_prepares_nothing():
-    world = World(**ASKED)
+    world = World(ASKED)
     world.present.stop_asked = True
     world.step()
     assert not world.begun

@@ -25,7 +25,7 @@ from headrace.trainer.rank0.operations import OperationRunner, RankUpdate, Reque
 from headrace.trainer.rank0.planner import PAUSED, Planner
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
-from headrace.trainer.rank0.resizing import ResizePreparation
+from headrace.trainer.rank0.resizing import ResizePreparation, decode_message, encode_message
 from headrace.trainer.rank0.shrink_guard import has_rule
 from headrace.trainer.rank0.shrinks import Shrinks
 from headrace.trainer.rank0.slot_guards import SlotGuards
@@ -89,7 +89,7 @@ class RankZero:
 
         "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
         whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address
-        of the live feed (trainer.train.model_feed); "resizing": the launcher's report on the workers of a resize.
+        of the live feed (trainer.train.model_feed).
         """
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
@@ -102,6 +102,12 @@ class RankZero:
         if what not in answers:
             raise SpecError(f"{what!r} is not a request; {nearest(what, answers)}")
         return answers[what](request)
+
+    def exchange(self, message: bytes) -> bytes:
+        """Take a message of the launcher, and return one for it. Any thread."""
+        if self.resizing is None:
+            return b""
+        return encode_message(self.resizing.exchange(decode_message(message)))
 
     def _explain(self, request: Request) -> dict[str, Any]:
         slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
@@ -151,7 +157,6 @@ def rank_zero(
     rank0 = RankZero(beginning, planner, replay_log, operator, shrinking, shards, resizing, guards, contact)
     if resizing is not None:
         operator.add(resizing)
-        rank0.answers["resizing"] = resizing.report
     return rank0
 
 

@@ -20,7 +20,7 @@ from headrace.timeline import recording
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.journal.fencing import end_when_superseded, raise_superseded
 from headrace.trainer.rank0.parts import CLOSE_S
-from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.train.assembly import Trainer, open_trainer
 from headrace.trainer.train.report import digest_of, write_report
 from headrace.trainer.train.standby_role import StandbyRole
@@ -46,7 +46,14 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
         if config.stands_by is not None:
             standby = Standby(config.store, config.stands_by)
             served = StandbyRole(standby, config.generation)
-            held.enter_context(_served(config, identity, served.status, served.drain, served.commit, served.answer))
+            held.enter_context(
+                _served(
+                    *(config, identity, served.status, served.drain),
+                    commit=served.commit,
+                    answer=served.answer,
+                    exchange=served.exchange,
+                )
+            )
             trainer = held.enter_context(open_trainer(config, standby=standby, identity=identity))
             served.begin(trainer)
             held.callback(served.end)
@@ -55,7 +62,12 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
             committer = trainer.committer
             commit = None if committer is None else committer.ask
             held.enter_context(
-                _served(config, identity, trainer.parts.progress.status, trainer.loop.drain, commit, trainer.answer)
+                _served(
+                    *(config, identity, trainer.parts.progress.status, trainer.loop.drain),
+                    commit=commit,
+                    answer=trainer.answer,
+                    exchange=_no_messages if trainer.rank0 is None else trainer.rank0.exchange,
+                )
             )
         yield trainer
 
@@ -68,10 +80,11 @@ def _served(
     drain: Callable[[], None],
     commit: Callable[[], None] | None,
     answer: role.Answer | None,
+    exchange: role.Exchange,
 ) -> Iterator[None]:
     """Serve the Role of this process, whose address the launcher hears."""
     endpoint = _endpoint(config, identity)
-    with role.serve_role(status, drain, config.secret, config.socket, commit, answer, endpoint) as server:
+    with role.serve_role(status, drain, config.secret, config.socket, commit, answer, endpoint, exchange) as server:
         if config.launcher is not None:
             RendezvousClient(config.launcher, identity).announce(server.address)
         yield
@@ -84,6 +97,11 @@ def _endpoint(config: WorkerConfig, identity: Identity | None) -> TlsEndpoint | 
     mine = identity.current.name
     accepts = PeerRule(mine.job, mine.generation, {PeerRole.HEAD: range(1)})
     return TlsEndpoint(address_of(config.interface), identity, accepts)
+
+
+def _no_messages(_: bytes) -> bytes:
+    """Only rank 0 has messages for the launcher."""
+    return b""
 
 
 def finish(trainer: Trainer) -> None:

@@ -61,7 +61,7 @@ from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.rank0.object_head import ObjectHead
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
 from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
-from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of

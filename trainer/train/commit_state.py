@@ -48,7 +48,7 @@ from headrace.trainer.metrics.meter import MeterState
 from headrace.trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
 from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.recovery import RestartPoint
-from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.train.close import PassCloser

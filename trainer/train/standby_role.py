@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from headrace.errors import NotYet
 from headrace.trainer.job_status import Status
-from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.rank0.resizing import STANDBY, Standby, encode_message
 from headrace.trainer.train.assembly import Trainer
 
 
@@ -32,7 +30,13 @@ class StandbyRole:
     def status(self) -> Status:
         if self._trainer is not None:
             return self._trainer.parts.progress.status()
-        return replace(self._standby.status(), generation=self._generation)
+        return Status(state=STANDBY, generation=self._generation)
+
+    def exchange(self, message: bytes) -> bytes:
+        """Tell the launcher how far the shards are; from the claim on, as RankZero.exchange."""
+        if self._trainer is None or self._trainer.rank0 is None:
+            return encode_message(self._standby.moved)
+        return self._trainer.rank0.exchange(message)
 
     def drain(self) -> None:
         """End after the present pass; without one, at once, but not before what was handed over is committed."""

@@ -1,28 +1,77 @@
-"""The workers of a resize, which stand by while those before them train.
+"""A resize of a running job on the side of the service: the request, and the workers that stand by for it.
 
-Rank 0 of the generation that trains asks for them in its status, and hears of them (trainer.rank0.resizing). They move
-rows by themselves (trainer.rank0.standby), and the resize acts when few are left. Then they claim the job. Until that
-moment their death changes nothing; from then on the death of those before them does not.
+`resize` sends the request to rank 0 and waits until the new workers train. Rank 0 decides everything
+(trainer.rank0.resizing), and asks the launcher for the new workers: it holds them beside those that train, and carries
+their reports to rank 0. They move rows by themselves, and the resize acts when few are left. Then they claim the job.
+Until that moment their death changes nothing; from then on the death of those before them does not. A launcher that has
+no room for both starts the new ones after the old (service.cluster.generation_plans).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from pathlib import Path
+from typing import Protocol, Self
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
+from headrace.rpc.job_client import CALL_S, JobClient, NotRunning, Unfinished
+from headrace.rpc.role import RoleClient
 from headrace.service.cluster.generation import Generation
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
 from headrace.service.cluster.supervision import Event, RunOutcome
 from headrace.service.cluster.worker_plan import JobPlan
-from headrace.trainer.job_status import ResizeStatus
+from headrace.trainer.job_status import Status, read
+from headrace.trainer.rank0.resizing import PrepareWorkers, WorkersFailed, WorkersMoved
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
-STANDBY = "standby"
-"""The state of a generation that has not claimed the job."""
+MOVE_S = 900.0
+"""Longest time to wait for the new workers."""
 PREPARE_S = 3600.0
 """Longest time to move the rows; then the resize is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The numbers of workers that a job goes on with."""
+
+    version: int
+    """The close of this version is the first after the request."""
+    shards: int
+    """0: the shard lives in the trainer."""
+    trainers: int
+
+
+def resize(store: Path, shards: int | None, trainers: int | None, deadline: Deadline) -> Resized:
+    """Have the job that runs in `store` go on with these numbers of workers; None: as many as now.
+
+    Returns once the new workers train. Raises SpecError for numbers that cannot be, NotRunning where the request was
+    never sent, and Unfinished where it is not known that the new workers train.
+    """
+    client = JobClient(store)
+    version = client.carry_out({"op": "resize", "shards": shards, "trainers": trainers}, deadline)
+
+    def late(reason: str) -> HeadraceError:
+        return Unfinished(f"logged at version {version}, but the new workers do not train yet; {reason}".rstrip("; "))
+
+    try:
+        found = client.poll(_new_workers, deadline, late)
+    except NotRunning:
+        raise Unfinished(
+            f"logged at version {version}; the run has ended, and the next one has these numbers"
+        ) from None
+    return Resized(version, found["shards"], found["trainers"])
+
+
+def _new_workers(client: RoleClient) -> dict[str, int] | None:
+    """The numbers of the running workers, once they are those of the newest resize, restored, and do not replay."""
+    status = read(Status, client.status(Deadline.after(CALL_S)))
+    workers, wanted = status.workers, status.overrides
+    if status.state in ("replaying", "restarting") or not workers:
+        return None
+    same = wanted.get(SHARDS) in (None, workers["shards"]) and wanted.get(TRAINERS) in (None, workers["trainers"])
+    return workers if same else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +119,7 @@ class StandbyWorkers:
         self._mine: Successor | None = None
         self._resize = ""
         self._tried: set[str] = set()
-        self._reported: Mapping[str, Any] = {}
+        self._reported: WorkersMoved | None = None
         self._until: Deadline | None = None
         self.has_claimed = False
         """Whether they have the job: the workers before them are not needed any more."""
@@ -88,10 +137,9 @@ class StandbyWorkers:
 
     def step(self, event: Event, last: int) -> None:
         """Begin them where rank 0 asks for them, act on an event of theirs, and report. `last`: the last generation."""
-        wanted = self._present.rank0.status.resizing
         if self._mine is None:
-            may_begin = wanted is not None and wanted.may_begin and not self._present.stop_asked
-            if wanted is not None and may_begin and wanted.id not in self._tried:
+            wanted = self._present.rank0.message
+            if isinstance(wanted, PrepareWorkers) and wanted.id not in self._tried and not self._present.stop_asked:
                 self._start(wanted, last)
             return
         self._mine.generation.step(event)
@@ -103,7 +151,7 @@ class StandbyWorkers:
         elif self._until is not None and self._until.passed():
             self._fail(f"the rows were not moved within {PREPARE_S:g} s")
         else:
-            self._report(self._mine.generation.rank0.status.moved)
+            self._report(self._mine.generation.rank0.message)
 
     def successor_of(self, outcome: RunOutcome, *, stop_asked: bool) -> Successor | None:
         """Hand them over at the end of the generation that trained, if they have the job or will have it at once.
@@ -119,7 +167,7 @@ class StandbyWorkers:
         self._on_line(LAUNCHER, f"generation {successor.generation.plan.generation} takes over")
         return successor
 
-    def _start(self, wanted: ResizeStatus, last: int) -> None:
+    def _start(self, wanted: PrepareWorkers, last: int) -> None:
         self._resize = wanted.id
         self._tried.add(self._resize)
         trainers, shards = wanted.trainers, wanted.shards
@@ -135,14 +183,14 @@ class StandbyWorkers:
             f"resize to {trainers} trainers and {shards or 'embedded'} shards: generation {plan.generation} stands by",
         )
 
-    def _report(self, moved: Mapping[str, Any] | None) -> None:
-        if moved is not None and moved != self._reported:
+    def _report(self, moved: object) -> None:
+        if isinstance(moved, WorkersMoved) and moved != self._reported:
             self._reported = moved
-            self._present.rank0.report({"do": "resizing", "id": self._resize, "moved": moved})
+            self._present.rank0.send(moved)
 
     def _fail(self, reason: str) -> None:
         self._on_line(LAUNCHER, f"the resize is given up: {reason}")
-        self._present.rank0.report({"do": "resizing", "id": self._resize, "failed": reason})
+        self._present.rank0.send(WorkersFailed(self._resize, reason))
         self._drop()
 
     def _drop(self) -> None:
