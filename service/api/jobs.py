@@ -14,6 +14,7 @@ from headrace.codec import plain
 from headrace.config import FolderPath
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.rpc.job_client import JobClient
 from headrace.service.api import etags
 from headrace.service.api.actions import ActionCall, IfMatch, action
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
@@ -33,6 +34,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute
 ETAG = {"ETag": {"description": "For If-Match. It differs after every change.", "schema": {"type": "string"}}}
 TAGGED = {"description": "The job.", "headers": ETAG}
 GONE = (HTTPStatus.NOT_FOUND,)
+CHANGE_S = 600.0
+"""How long to wait for the close at which settings take effect."""
 
 
 class OutcomeEntry(ResponseBody):
@@ -241,7 +244,16 @@ def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
     They override the spec, also after a restart. Invalid settings are refused at once.
     """
     check_set(call.loaded.raw, call.statuses.of(call.name).overrides, asked.keys)
-    return call.host.change(call.name, asked.keys, call.caller.name)
+    host, name, store, keys = call.host, call.name, call.job.store, asked.keys
+
+    def work(deadline: Deadline) -> dict[str, Any]:
+        version = JobClient(store).carry_out({"op": "set", "keys": keys}, deadline)
+        host.count_change(name)
+        return {"version": version, "keys": keys}
+
+    operation = call.start("set", "waiting for the next close", CHANGE_S, work)
+    host.count_change(name)
+    return operation
 
 
 @action(

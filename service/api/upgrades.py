@@ -7,9 +7,8 @@ from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized
 from headrace.service.api.schemas import RequestBody, ResponseBody
 from headrace.service.auth.roles import Role
-from headrace.service.jobs.builds import interpreter
+from headrace.service.jobs.builds import interpreter, upgrade, upgrade_all
 from headrace.service.jobs.operation_queue import Operation
-from headrace.service.jobs.upgrade import upgrade, upgrade_all
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 

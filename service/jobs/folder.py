@@ -46,7 +46,7 @@ class LauncherProcess:
     version: str = ""
     """Its version of Headrace; empty for one that did not say."""
     environment: str = ""
-    """Identity of its environment (service.jobs.environment); empty for one that did not say."""
+    """Identity of its environment (service.jobs.build_check); empty for one that did not say."""
 
 
 @dataclass(frozen=True, slots=True)

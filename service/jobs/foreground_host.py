@@ -6,13 +6,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from headrace.service.jobs.decisions import STATES
 from headrace.service.jobs.errors import NotHosted, UnknownJob
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from headrace.service.jobs.hot_settings import change
-from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
+from headrace.service.jobs.operation_queue import OperationQueue, ProblemOf, plain_problem
 from headrace.service.records.database import Records, opened, utc_now
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.job_status import Status
@@ -75,11 +73,10 @@ class ForegroundHost:
         self._check(name)
         raise NotHosted("this job cannot move to another build")
 
-    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+    def count_change(self, name: str) -> None:
         self._check(name)
-        operation = change(self._work, name, self._job.store, keys, who, self._revise)
-        self._revise()
-        return operation
+        with self._lock:
+            self._revision += 1
 
     def status(self, name: str) -> Status:
         self._check(name)
@@ -89,10 +86,6 @@ class ForegroundHost:
         """A foreground run prints its lines and does not store them."""
         self._check(name)
         return []
-
-    def _revise(self) -> None:
-        with self._lock:
-            self._revision += 1
 
     def _check(self, name: str) -> None:
         if name != self._job.spec.name:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.secrets import with_secrets
-from headrace.service.jobs.operation_queue import Operation, OperationQueue
+from headrace.service.jobs.operation_queue import OperationQueue
 from headrace.service.records.database import Records
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.trainer.job_status import Status
@@ -189,11 +189,8 @@ class Host(Protocol):
         """
         ...
 
-    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """Change hot settings of a running job; return the operation, which ends when they take effect.
-
-        Raises SpecError, LimitReached.
-        """
+    def count_change(self, name: str) -> None:
+        """Another revision of the job: a user has changed what its record does not have, such as hot settings."""
         ...
 
     def status(self, name: str) -> Status:

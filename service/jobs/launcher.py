@@ -25,7 +25,7 @@ from headrace.service.cluster.store import OUTPUT
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.jobs.activation import Fence
-from headrace.service.jobs.environment import environment
+from headrace.service.jobs.build_check import environment
 from headrace.service.jobs.folder import Assignment, JobFolder, LauncherProcess
 from headrace.service.jobs.host import Ending
 from headrace.service.jobs.output_files import OutputWriter, shortened_periodically

@@ -33,8 +33,7 @@ from headrace.service.jobs.decisions import ObservedState, phase_of, requested_c
 from headrace.service.jobs.errors import JobExists, StillRunning
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from headrace.service.jobs.hot_settings import change
-from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
+from headrace.service.jobs.operation_queue import OperationQueue, ProblemOf, plain_problem
 from headrace.service.jobs.registry import JobRecord, JobRegistry
 from headrace.service.jobs.supervisor import Supervisor
 from headrace.service.records.database import utc_now
@@ -244,12 +243,8 @@ class LocalHost:
         self._supervisor.wake()
         return self._hosted(entry)
 
-    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """The revision changes now, and again when the keys take effect."""
-        entry = self._register.get(name)
-        operation = change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
+    def count_change(self, name: str) -> None:
         self._register.revised(name)
-        return operation
 
     # -- checks
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.service.jobs.errors import JobExists, StillRunning, UnknownJob
 from headrace.service.jobs.host import AT_REST, Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from headrace.service.jobs.operation_queue import Operation, OperationQueue
+from headrace.service.jobs.operation_queue import OperationQueue
 from headrace.service.records.database import Records, utc_now
 from headrace.service.spec.job import job_of
 from headrace.trainer.job_status import Status, read
@@ -96,11 +96,10 @@ class MemoryHost:
             self._jobs[name] = replace(job, build=build, revision=job.revision + 1, changed=utc_now())
             return self._jobs[name]
 
-    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+    def count_change(self, name: str) -> None:
         with self._lock:
             job = self.job(name)
             self._jobs[name] = replace(job, revision=job.revision + 1)
-        return self.work.start("set", name, who, lambda *_: {"keys": dict(keys), "version": 1})
 
     def status(self, name: str) -> Status:
         self.job(name)

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from headrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
 from headrace.errors import NotYet, SpecError, Unavailable
+from headrace.rpc.job_client import JobClient
 from headrace.service.api import idempotency, problems
 from headrace.service.api.idempotency import IdempotencyStore, StoredAnswer
 from headrace.service.api.job_cache import TimedCache
@@ -138,7 +139,8 @@ def test_where_a_page_ended_with_what_is_gone_the_list_begins_anew():
 # -- changes
 
 
-def test_a_change_needs_the_tag_of_what_was_read(served):
+def test_a_change_needs_the_tag_of_what_was_read(served, monkeypatch):
+    monkeypatch.setattr(JobClient, "carry_out", lambda *_: 7)
     tag = served.get("/v1/jobs/news").headers["etag"]
     problem(
         served.ask("PATCH", "/v1/jobs/news", json=KEYS),
@@ -150,6 +152,7 @@ def test_a_change_needs_the_tag_of_what_was_read(served):
     problem(served.post("/v1/jobs/news/pause", headers={"if-match": '"0"'}), 412, "the job has changed")
     done = served.done(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": tag}))
     assert (done["kind"], done["state"], done["result"]["keys"]) == ("set", "done", KEYS["keys"])
+    assert done["result"]["version"] == 7
     assert served.get("/v1/jobs/news").headers["etag"] != tag
     problem(served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}), 409, "stop it, and retry")
     assert served.post("/v1/jobs/news/stop").json()["phase"] == "stopped"

@@ -27,9 +27,3 @@ def test_its_phase_follows_and_its_end_is_one(host, told):
     phases = {"training": Phase.TRAINING, "draining": Phase.DRAINING, "done": Phase.ENDED, "failed": Phase.FAILED}
     for told["state"], phase in phases.items():
         assert host.job(job.name).phase is phase
-
-
-def test_a_change_is_another_revision_from_when_it_was_asked_for(host):
-    (job,) = host.jobs()
-    host.change(job.name, {"tables.default.optimizer.lr": 0.1}, "anne")
-    assert host.job(job.name).revision > job.revision

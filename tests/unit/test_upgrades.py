@@ -16,16 +16,14 @@ import headrace
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.jobs import builds
-from headrace.service.jobs.build_check import report_on
-from headrace.service.jobs.builds import BuildRefused, BuildReport, ask, interpreter
+from headrace.service.jobs.build_check import environment, identity_of, report_on
+from headrace.service.jobs.builds import BuildRefused, BuildReport, ask, interpreter, upgrade, upgrade_all
 from headrace.service.jobs.config import ServiceConfig
 from headrace.service.jobs.decisions import DesiredState, ObservedState, requested_move
-from headrace.service.jobs.environment import environment, identity_of
 from headrace.service.jobs.errors import HostingError, NotHosted
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.foreground_host import foreground_host
 from headrace.service.jobs.host import Desired, Ending, NewJob
-from headrace.service.jobs.upgrade import upgrade, upgrade_all
 from headrace.service.spec.job import job_of
 from headrace.trainer.checkpoint import commits
 from headrace.trainer.journal import log_file
