@@ -1,4 +1,4 @@
-"""`headrace demo`: a job that learns beside a frozen twin; see service.demo.demo."""
+"""`headrace demo`: a job that learns beside a frozen twin; see service.server.demo."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +28,6 @@ def demo(
 
     Example: headrace demo --events 200000
     """
-    from headrace.service.demo.demo import run_demo
+    from headrace.service.server.demo import run_demo
 
     raise typer.Exit(run_demo(events, overrides, listen, Path.cwd() / "runs" / "demo"))

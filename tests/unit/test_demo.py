@@ -12,8 +12,9 @@ from headrace.deadline import Deadline
 from headrace.durable import locked
 from headrace.errors import SpecError
 from headrace.service.auth.spec_rules import check_spec
-from headrace.service.demo import demo
-from headrace.service.demo.demo import (
+from headrace.service.history.fork_of_job import fork
+from headrace.service.server import demo
+from headrace.service.server.demo import (
     FREEZE_AFTER,
     LATE,
     NAME,
@@ -28,7 +29,6 @@ from headrace.service.demo.demo import (
     service_of,
     twin_of,
 )
-from headrace.service.history.fork_of_job import fork
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
 from headrace.trainer.job_status import Status, read
@@ -82,7 +82,7 @@ def test_the_job_with_late_clicks_reads_what_the_program_of_its_example_writes(t
     root = tmp_path / "demo"
     late, config = late_job(root), service_of(root, "127.0.0.1:0", job(tmp_path))
     check_spec(late, config.allow, root / "jobs" / late.spec.name, config.private)
-    monkeypatch.setattr("headrace.service.demo.demo.LATE_IMPRESSIONS", 50)
+    monkeypatch.setattr("headrace.service.server.demo.LATE_IMPRESSIONS", 50)
     subprocess.run(late_command(root), check=True, timeout=60)
     for source in late.spec.sources.values():
         assert all((late.folder / path).stat().st_size for path in source.paths)

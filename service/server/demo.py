@@ -1,7 +1,4 @@
-"""Runs the demo: a service of its own in this process with three jobs, until all have ended.
-
-The jobs are defined in service.demo.demo and shown by service.demo.demo.
-"""
+"""Runs the demo: a service of its own in this process with three jobs, until all have ended."""
 
 import json
 import logging
@@ -39,7 +36,6 @@ from headrace.service.auth.config import AccessSection, AllowSection
 from headrace.service.cluster.job_run import read_report
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import REPORT, marker_of, remove
-from headrace.service.demo.examples import EXAMPLES
 from headrace.service.history.fork_of_job import fork
 from headrace.service.jobs.config import LimitsSection, ServiceConfig
 from headrace.service.jobs.folder import JobFolder
@@ -47,6 +43,7 @@ from headrace.service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob,
 from headrace.service.monitor.display import REFRESH_PER_S, render
 from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
 from headrace.service.monitor.shows import LINE_EVERY_S
+from headrace.service.server.examples import EXAMPLES
 from headrace.service.server.serve import running_service
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.trainer.checkpoint.commits import Commits, order_of
