@@ -12,11 +12,10 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel, PanelledGroup
-from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
-    from headrace.service.client.rest_client import ServiceClient
+    from headrace.service.cli.rest_client import ServiceClient
     from headrace.service.spec.job import LoadedJob
 
 app = typer.Typer()

@@ -12,7 +12,7 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
-from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.history.kept_ages import MeasuredAges
@@ -44,7 +44,6 @@ def doctor(
     Example: headrace doctor job.toml --by cost
     """
     from headrace.codec import plain, typed
-    from headrace.service.client.paths import path_of
     from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
 
     if (name := remote_name(job, url)) is None:
@@ -85,7 +84,6 @@ def freshness(
 
     Example: headrace freshness job.toml --versions 4 --horizon 2d
     """
-    from headrace.service.client.paths import path_of
     from headrace.service.history.kept_ages import of_message, read_ages
 
     if (name := remote_name(job, url)) is not None:

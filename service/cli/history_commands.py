@@ -10,8 +10,7 @@ from headrace.deadline import Deadline
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.panels import Panel, PanelledGroup
-from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob

@@ -17,8 +17,7 @@ from headrace.lifecycle import on_stop_signal
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
-from headrace.service.cli.targets import Token, Url, remote_name, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob

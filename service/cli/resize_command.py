@@ -9,8 +9,7 @@ from headrace.deadline import Deadline
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
-from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 app = typer.Typer()
 

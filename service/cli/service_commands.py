@@ -15,8 +15,7 @@ from headrace.printable import print_printable
 from headrace.service.cli import service_output
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
-from headrace.service.cli.targets import JobName, Token, Url, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import JobName, Token, Url, path_of, service_at
 
 app = typer.Typer()
 

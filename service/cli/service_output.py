@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import path_of
 from headrace.service.monitor.alarms import held_text
 from headrace.service.monitor.lines import count, progress_line
 from headrace.trainer.job_status import HeldShrink, Status, read
 
 if TYPE_CHECKING:
-    from headrace.service.client.rest_client import ServiceClient
+    from headrace.service.cli.rest_client import ServiceClient
 
 LOOK_S = 1.0
 """Pause between two requests for more output."""

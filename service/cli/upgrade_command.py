@@ -11,8 +11,7 @@ from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json
 from headrace.service.cli.panels import Panel
-from headrace.service.cli.targets import Token, Url, Wait, service_at
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import Token, Url, Wait, path_of, service_at
 
 app = typer.Typer()
 

@@ -15,7 +15,7 @@ from headrace.errors import SpecError
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.store import rocks_store
-from headrace.service.client.rest_client import parsed_events
+from headrace.service.cli.rest_client import parsed_events
 from headrace.service.jobs.folder import FolderDamaged, JobFolder
 from headrace.service.spec.job import load_job
 from headrace.service.tables import forget

@@ -20,7 +20,7 @@ from headrace.address import is_loopback
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Refused, SpecError, Unavailable
 from headrace.retry import Backoff
-from headrace.service.client.paths import path_of
+from headrace.service.cli.targets import path_of
 
 CALL_S = 30.0
 """Longest time for one answer, and longest silence of a stream, which sends a comment every few seconds."""
