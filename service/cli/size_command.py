@@ -14,7 +14,7 @@ app = typer.Typer()
 
 GIB = 1 << 30
 MAX_SAMPLE = 10_000_000
-"""As service.sizing.job_size has it."""
+"""As service.planning.job_size has it."""
 
 Events = Annotated[
     float, typer.Option("--events", min=1, max=1e15, metavar="N", help="Events a day, as in 2e9.", show_default=False)
@@ -55,9 +55,9 @@ def size(
     Example: headrace size job.toml --events 2e9 --days 30
     """
     from headrace.service.jobs.preflight import check_run
-    from headrace.service.sizing.job_size import Demand, format_size, size_job, size_message
-    from headrace.service.sizing.stream_facts import read_stream_facts
-    from headrace.service.sizing.training_facts import alone, measure_training
+    from headrace.service.planning.job_size import Demand, format_size, size_job, size_message
+    from headrace.service.planning.stream_facts import read_stream_facts
+    from headrace.service.planning.training_facts import alone, measure_training
     from headrace.service.spec.job import load_job
 
     loaded = alone(load_job(job, overrides))

@@ -119,8 +119,8 @@ def infer(
 
     Example: headrace spec infer events.jsonl --out job.toml
     """
-    from headrace.service.proposals.event_sample import EventSample
-    from headrace.service.proposals.job_text import infer_job
+    from headrace.service.planning.event_sample import EventSample
+    from headrace.service.planning.job_text import infer_job
 
     sample = EventSample(events, limit)
     proposal = infer_job(sample, Path.cwd() if out is None else out.resolve().parent)

@@ -14,8 +14,8 @@ from headrace.service.cli.arguments import Json, SpecFile
 from headrace.service.cli.panels import Panel
 
 if TYPE_CHECKING:
-    from headrace.service.sweeps.sweep_runs import SweepResult
-    from headrace.service.sweeps.sweep_settings import SweepSetting
+    from headrace.service.planning.sweep_runs import SweepResult
+    from headrace.service.planning.sweep_settings import SweepSetting
 
 app = typer.Typer()
 
@@ -59,8 +59,8 @@ def sweep(
 
     Example: headrace sweep job.toml --set tables.default.dim=8,16 --jobs 2
     """
-    from headrace.service.sweeps.sweep_runs import Sweep
-    from headrace.service.sweeps.sweep_settings import check_settings
+    from headrace.service.planning.sweep_runs import Sweep
+    from headrace.service.planning.sweep_settings import check_settings
 
     if settings is not None and ablate:
         raise SpecError("--ablate leaves each slot out of one setting, and --settings has several; leave one out")
@@ -81,8 +81,8 @@ def _choose(
 ) -> "list[SweepSetting]":
     """The settings that the options name. Raises SpecError."""
     from headrace.dataset.spec.schema import Schema
+    from headrace.service.planning.sweep_settings import ablations, grid, read_settings
     from headrace.service.spec.job import load_job
-    from headrace.service.sweeps.sweep_settings import ablations, grid, read_settings
 
     found = grid(sets, without)
     if settings is not None:
@@ -101,7 +101,7 @@ def _choose(
 def _print_table(results: "Sequence[SweepResult]", *, second_half: bool) -> None:
     from rich.console import Console
 
-    from headrace.service.sweeps.sweep_table import table_of
+    from headrace.service.planning.sweep_runs import table_of
 
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(results, second_half=second_half))
 
@@ -109,7 +109,7 @@ def _print_table(results: "Sequence[SweepResult]", *, second_half: bool) -> None
 def _with_its_slices(job: Path, chosen: "list[SweepSetting]") -> "list[SweepSetting]":
     """The settings without slices of metrics by slots that they leave out; says which."""
     from headrace.config import load_toml
-    from headrace.service.sweeps.sweep_settings import without_slices
+    from headrace.service.planning.sweep_settings import without_slices
 
     found = []
     for each in chosen:

@@ -12,7 +12,7 @@ from headrace.service.cli import main, prediction_commands, resize_command, size
 from headrace.service.cli.panels import Panel
 from headrace.service.cluster import resizing
 from headrace.service.inspect.slot_report import SlotOrder
-from headrace.service.sizing import job_size
+from headrace.service.planning import job_size
 from headrace.trainer.predict import config as predictions
 
 JOB = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"

@@ -17,8 +17,8 @@ from headrace.dataset.stream.source import Partition
 from headrace.pserver.config import CountEntry, ProbabilityEntry, TableSection
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import RowArrays
-from headrace.service.sizing import stream_facts
-from headrace.service.sizing.job_size import (
+from headrace.service.planning import stream_facts
+from headrace.service.planning.job_size import (
     Demand,
     format_size,
     how_sure,
@@ -28,7 +28,7 @@ from headrace.service.sizing.job_size import (
     table_needs,
     width_of,
 )
-from headrace.service.sizing.stream_facts import (
+from headrace.service.planning.stream_facts import (
     MOST_DOUBT,
     IdCurve,
     SlotIds,
@@ -38,7 +38,7 @@ from headrace.service.sizing.stream_facts import (
     factor_of_doubt,
     sample_for,
 )
-from headrace.service.sizing.training_facts import ProcessCost, TrainingFacts
+from headrace.service.planning.training_facts import ProcessCost, TrainingFacts
 from headrace.service.spec.job import Job
 
 EVENTS = tuple(int(256 * 1.5**n) for n in range(12))

@@ -13,10 +13,10 @@ from headrace.dataset.sources.event_time import event_times
 from headrace.dataset.stream.source import Events
 from headrace.errors import BadInput
 from headrace.service.cli import main
-from headrace.service.proposals.event_sample import EventSample
-from headrace.service.proposals.field_facts import MAX_CHILDREN, observe_events
-from headrace.service.proposals.field_roles import FieldRole, decide, find_label
-from headrace.service.proposals.job_text import infer_job
+from headrace.service.planning.event_sample import EventSample
+from headrace.service.planning.field_facts import MAX_CHILDREN, observe_events
+from headrace.service.planning.field_roles import FieldRole, decide, find_label
+from headrace.service.planning.job_text import infer_job
 from headrace.service.spec.job import job_of
 
 
@@ -241,7 +241,7 @@ def test_the_sample_ends_at_its_limit(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_bad(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.service.proposals.event_sample.MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("headrace.service.planning.event_sample.MAX_LINE_BYTES", 20)
     path = tmp_path / "e.jsonl"
     path.write_text('{"a": 1}\n{"a": "' + "x" * 600_000 + '"}\n{"a": 2}\n')
     sample = EventSample(path, 10)

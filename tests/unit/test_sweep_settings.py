@@ -16,12 +16,8 @@ from headrace.service.cli.sweep_command import _with_its_slices, sweep
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.history.frozen_runs import frozen_of
 from headrace.service.history.paired_test import JobComparison, PairedResult
-from headrace.service.predict.prediction import job_of as job_of_request
-from headrace.service.sizing.training_facts import alone
-from headrace.service.spec.job import job_of, load_job
-from headrace.service.spec.side_groups import group_overrides
-from headrace.service.sweeps.sweep_runs import MARK, PRIVATE, Sweep, SweepFailed, SweepResult
-from headrace.service.sweeps.sweep_settings import (
+from headrace.service.planning.sweep_runs import MARK, PRIVATE, Sweep, SweepFailed, SweepResult, table_of
+from headrace.service.planning.sweep_settings import (
     BASE,
     MAX_SETTINGS,
     SweepSetting,
@@ -35,7 +31,10 @@ from headrace.service.sweeps.sweep_settings import (
     split_values,
     without_slices,
 )
-from headrace.service.sweeps.sweep_table import table_of
+from headrace.service.planning.training_facts import alone
+from headrace.service.predict.prediction import job_of as job_of_request
+from headrace.service.spec.job import job_of, load_job
+from headrace.service.spec.side_groups import group_overrides
 from headrace.trainer.predict.config import PredictionRequest
 from tests.integration.epoch_job import write_epoch_job
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.service.proposals.field_facts import SEPARATOR, EventFacts, FieldFacts
+from headrace.service.planning.field_facts import SEPARATOR, EventFacts, FieldFacts
 
 FEW = 64
 """Whole numbers with at most so many distinct values are taken for categories."""

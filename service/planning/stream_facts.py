@@ -1,7 +1,7 @@
 """Measures a sample of a job's stream, without training: events, samples, and how its distinct ids grow, by table.
 
 The sample goes through the job's own source and pipe. Rules of admission are applied to the ids that are counted;
-ageing is not, since a sample is short: service.sizing.job_size takes the ids of a shorter stream for it.
+ageing is not, since a sample is short: service.planning.job_size takes the ids of a shorter stream for it.
 """
 
 import math
@@ -28,7 +28,7 @@ from headrace.errors import BadInput, SpecError
 from headrace.key_kernels import keys_of
 from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
-from headrace.service.sizing.training_facts import use_of_children
+from headrace.service.planning.training_facts import use_of_children
 from headrace.service.spec.job import LoadedJob
 
 # How the number of distinct ids grows with the stream: Heaps' law, fitted to counts of a sample. Pure.

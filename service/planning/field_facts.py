@@ -1,6 +1,6 @@
 """Facts about the fields of a sample of events: types, how often present, distinct values, ranges, lengths of lists.
 
-It only observes. service.proposals.field_roles decides what a field may be good for.
+It only observes. service.planning.field_roles decides what a field may be good for.
 """
 
 import math

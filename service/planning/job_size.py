@@ -1,7 +1,7 @@
 """The size of a job for so many events a day: rows, memory, disk, wire, cores, and a proposal with its reasons. Pure.
 
-It scales what a sample showed (service.sizing.stream_facts, service.sizing.training_facts). Rows follow the law of
-service.sizing.stream_facts; everything else grows in proportion to rows, events or steps.
+It scales what a sample showed (service.planning.stream_facts, service.planning.training_facts). Rows follow the law of
+service.planning.stream_facts; everything else grows in proportion to rows, events or steps.
 """
 
 import math
@@ -13,8 +13,15 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import MAX_ROWS, START_ROWS, index_slots, row_bytes_of
-from headrace.service.sizing.stream_facts import MOST_DOUBT, SlotIds, StreamFacts, backtest, factor_of_doubt, sample_for
-from headrace.service.sizing.training_facts import PIPE, TrainingFacts
+from headrace.service.planning.stream_facts import (
+    MOST_DOUBT,
+    SlotIds,
+    StreamFacts,
+    backtest,
+    factor_of_doubt,
+    sample_for,
+)
+from headrace.service.planning.training_facts import PIPE, TrainingFacts
 from headrace.service.spec.job import Job
 from headrace.trainer.spec.shard_tables import tables_on_shards
 

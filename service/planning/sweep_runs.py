@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from headrace import documents
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
@@ -22,10 +24,10 @@ from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.run_folder import run_folder, write_private
 from headrace.service.cluster.store import REPORT
-from headrace.service.history.paired_test import JobComparison, compare_jobs
+from headrace.service.history.paired_test import JobComparison, PairedResult, compare_jobs
+from headrace.service.planning.sweep_settings import SweepSetting
 from headrace.service.spec.job import LoadedJob, load_job
 from headrace.service.spec.side_groups import group_overrides
-from headrace.service.sweeps.sweep_settings import SweepSetting
 
 SAMPLES, RESULTS, OUTPUT, MARK, PRIVATE = "samples", "sweep.json", "output.txt", "SWEEP", "private"
 """In the sweep's folder: the kept samples, the results, the end of the name of a run's output; a file which says that
@@ -33,6 +35,13 @@ the folder is a sweep's, and may be emptied; and while it runs what its runs are
 SUFFIX = "-sweep"
 """Of the Kafka groups of its runs: the job's own positions stay as they are."""
 FIGURES = ("auc", "gauc", "logloss")
+EXPLAINED = (
+    "AUC, GAUC and logloss: of all samples of the run, predicted before they were learnt. Differences: means over the "
+    "passes that the setting and the first one closed, with the p-value of a paired test (as `headrace compare`); of "
+    "twenty settings without any effect, one has p below 0.05. A test needs six passes at least. samples/s: the first "
+    "run also ran source and pipe."
+)
+SECOND = " AUC 2nd: of the last half of the samples alone."
 
 
 class SweepFailed(HeadraceError):
@@ -205,3 +214,36 @@ def check_swept(job: LoadedJob) -> None:
             raise SpecError(words, f"sources.{name}.{key}")
     if job.spec.predict is not None:
         raise SpecError("the runs of a sweep would all predict; leave this section out", "predict")
+
+
+def table_of(results: Sequence[SweepResult], *, second_half: bool = False) -> Table:
+    """A row for each setting and task; `second_half`: with the AUC of the last half of the samples, too."""
+    several = len(results[0].metrics) > 1
+    table = Table(caption=EXPLAINED + (SECOND if second_half else ""), caption_justify="left")
+    table.add_column("setting")
+    if several:
+        table.add_column("task")
+    second = ["AUC 2nd"] if second_half else []
+    for name in ("AUC", "GAUC", "logloss", *second, "samples/s", "rows", "AUC vs first", "p", "GAUC vs first", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in results:
+        for task, found in each.metrics.items():
+            figures = [_number(found.get(name)) for name in ("auc", "gauc", "logloss")]
+            figures += [_number(each.last_half.get(task, {}).get("auc"))] * second_half
+            against = [cell for metric in ("auc", "gauc") for cell in _difference(_paired(each, task, metric))]
+            first = [each.setting.name, *([task] if several else [])]
+            table.add_row(*first, *figures, f"{each.samples_per_s:,.0f}", f"{each.rows:,}", *against)
+    return table
+
+
+def _paired(result: SweepResult, task: str, metric: str) -> PairedResult | None:
+    found = () if result.against_first is None else result.against_first.results
+    return next((each for each in found if (each.task, each.metric) == (task, metric)), None)
+
+
+def _difference(found: PairedResult | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (f"{found.difference:+.4f}", f"{found.p:.4f}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

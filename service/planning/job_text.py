@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import BadInput
-from headrace.service.proposals.event_sample import EventSample
-from headrace.service.proposals.field_facts import EventFacts, observe_events
-from headrace.service.proposals.field_roles import ISO, EventRoles, decide
-from headrace.service.proposals.slot_proposals import Proposals, SlotProposal, propose_slots
+from headrace.service.planning.event_sample import EventSample
+from headrace.service.planning.field_facts import EventFacts, observe_events
+from headrace.service.planning.field_roles import ISO, EventRoles, decide
+from headrace.service.planning.slot_proposals import Proposals, SlotProposal, propose_slots
 
 MANY_SLOTS = 32
 """With more sparse slots, whose rows are added up, smaller steps are better."""

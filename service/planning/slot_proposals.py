@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
 from headrace.dataset.spec.feature_keys import MAX_NUMBER
-from headrace.service.proposals.field_facts import FieldFacts, ValueKind
-from headrace.service.proposals.field_roles import (
+from headrace.service.planning.field_facts import FieldFacts, ValueKind
+from headrace.service.planning.field_roles import (
     HIGH_CARDINALITY,
     EventRoles,
     FieldRole,

@@ -1,1 +1,0 @@
-"""Proposals of job files, made from a sample of events."""
