@@ -1,6 +1,6 @@
 """/v1/jobs/{job}/doctor, /freshness: signs of trouble with a job's slots, and the price of a served version's age.
 
-The work is in service.inspect and service.history. Measuring anew is `headrace freshness`, on the job's machine.
+The work is in service.history. Measuring anew is `headrace freshness`, on the job's machine.
 """
 
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.commit_lookup import reader
 from headrace.service.history.kept_ages import read_ages
-from headrace.service.inspect.slot_report import JobReport, SlotOrder, ranked, report_of
+from headrace.service.history.slot_report import JobReport, SlotOrder, ranked, report_of
 from headrace.trainer.checkpoint.commits import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["guards"], route_class=AuthorizedRoute)

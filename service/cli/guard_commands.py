@@ -44,7 +44,7 @@ def doctor(
     Example: headrace doctor job.toml --by cost
     """
     from headrace.codec import plain, typed
-    from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
+    from headrace.service.history.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
 
     if (name := remote_name(job, url)) is None:
         losses = {} if worth is None else read_worth(worth)

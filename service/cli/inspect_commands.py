@@ -43,9 +43,9 @@ def inspect(
 
     Example: headrace inspect runs/clicks/exports/serving
     """
-    from headrace.service.inspect import facts
+    from headrace.service.history.inspection import inspect
 
-    if not facts.inspect(_job(job, overrides), name, top, as_json=as_json):
+    if not inspect(_job(job, overrides), name, top, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -62,18 +62,18 @@ def diff(
 
     Example: headrace diff 16 17 --job job.toml
     """
-    from headrace.service.inspect import comparison, model_state
+    from headrace.service.history import model_comparison, model_state
 
     try:
         with model_state.ModelSource(_job(job, overrides)).states(old, new) as (before, after):
-            found = comparison.compare(before, after, top)
+            found = model_comparison.compare(before, after, top)
     except HeadraceError as error:
         print_printable(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     if as_json:
         print(json.dumps(found.message(), indent=2))
     else:
-        for line in comparison.format_difference(found):
+        for line in model_comparison.format_difference(found):
             print_printable(line)
     raise typer.Exit(int(found.differs))
 
@@ -90,7 +90,7 @@ def materialize(
 
     Example: headrace materialize s3://models/clicks --out merged
     """
-    from headrace.service.inspect import model_state
+    from headrace.service.history import model_state
     from headrace.service.monitor.lines import count
     from headrace.trainer.exports.materialize import at_time, at_version
     from headrace.trainer.exports.materialize import materialize as write_export

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.failpoints import Failpoint
 from headrace.service.exports.model_import import ImportRequest, import_into
-from headrace.service.inspect.model_state import CommitState
+from headrace.service.history.model_state import CommitState
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.exports import write_export

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.codec import plain
-from headrace.service.inspect.slot_report import SlotOrder, format_report, report_of
+from headrace.service.history.slot_report import SlotOrder, format_report, report_of
 from headrace.service.spec.job import load_job
 from tests.fakes.asked_api import api
 from tests.integration.stream_job import LIVING, headrace, write_living_job

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from headrace.service.inspect.model_state import CommitState
+from headrace.service.history.model_state import CommitState
 from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import headrace, write_job

@@ -11,7 +11,7 @@ from headrace.pserver import config as rows
 from headrace.service.cli import main, prediction_commands, resize_command, size_command, table_commands
 from headrace.service.cli.panels import Panel
 from headrace.service.cluster import resizing
-from headrace.service.inspect.slot_report import SlotOrder
+from headrace.service.history.slot_report import SlotOrder
 from headrace.service.planning import job_size
 from headrace.trainer.predict import config as predictions
 

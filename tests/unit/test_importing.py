@@ -18,7 +18,7 @@ from headrace.pserver.rows.row_format import HEAD
 from headrace.service.cluster.store import IDENTITY, LOCK, MARKER, claimed, identity_folder
 from headrace.service.exports import model_import
 from headrace.service.exports.model_import import ImportRequest, import_into
-from headrace.service.inspect.model_state import CommitState
+from headrace.service.history.model_state import CommitState
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits, problems_of, read_commit
 from headrace.trainer.exports.destination import ExportTooNew, ParentMissing

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import SpecError
-from headrace.service.inspect.slot_report import (
+from headrace.service.history.slot_report import (
     JobReport,
     SlotOrder,
     SlotReport,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.printable import print_printable
-from headrace.service.inspect.comparison import TableDifference
-from headrace.service.inspect.model_state import CommitState, export_folder, open_commit
+from headrace.service.history.model_comparison import TableDifference
+from headrace.service.history.model_state import CommitState, export_folder, open_commit
 from headrace.service.monitor.lines import count, pending_text
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, problems_of

@@ -15,7 +15,7 @@ import numpy as np
 from headrace import documents
 from headrace.errors import SpecError
 from headrace.service.history.commit_lookup import scratch
-from headrace.service.inspect.model_state import CommitState, open_commit
+from headrace.service.history.model_state import CommitState, open_commit
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, Commits

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.service.inspect.model_state import ModelState
+from headrace.service.history.model_state import ModelState
 from headrace.service.monitor.lines import count
 from headrace.trainer.exports.row_chunks import ComparedChunk, RowChunk, compare_states
 

@@ -1,1 +1,0 @@
-"""Looks inside exports and commits, and compares them."""
