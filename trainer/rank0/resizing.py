@@ -162,7 +162,7 @@ class PreparedResize:
 
 
 class ResizePreparation(Decider):
-    """Nothing of it outlives the generation. `ask`, `exchange`, `progress` from any thread, the rest from the loop's."""
+    """Nothing of it outlives the generation. `ask`, `exchange`, `progress`: any thread; the rest: the loop's."""
 
     name: ClassVar[str] = "resizing"
 
