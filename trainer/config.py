@@ -287,7 +287,8 @@ class MetricsSection(Section):
     """Also measure how far the sum of predictions of each group (`gauc_by`) is from that of its labels, over all groups
     and divided by the samples: 0 is perfect."""
     own: Annotated[tuple[str, ...], Field(max_length=16)] = ()
-    """Metrics of your own, "package.module:Class", imported from the spec's folder; see trainer.metrics.custom."""
+    """More metrics: names of registered ones, or classes of your own, "package.module:Class", imported from the spec's
+    folder; see headrace.Metric."""
     infer_first: bool = False
     """Also predict all samples of a pass with the model at the beginning of the pass, as Paddle's online trainer does.
     This costs one more forward pass. Its metrics are reported as `infer_first`."""

@@ -21,6 +21,7 @@ from headrace.service.auth.config import ANY_MORE, AllowSection
 from headrace.service.spec.job import LoadedJob
 from headrace.text_kinds import TextKind
 from headrace.trainer.models.registry import MODELS
+from headrace.trainer.own_metrics import METRICS
 from headrace.trainer.predict.prediction_plan import names_commit, servers_of
 
 MAX_NAME = 128
@@ -98,9 +99,10 @@ class SpecRules:
             case TextKind.MODEL:
                 self._check_model(value, at)
             case TextKind.METRIC:
-                allowed = ", ".join(self._allow.metrics) or "none"
+                metrics = (*METRICS.own, *self._allow.metrics)
+                allowed = ", ".join(metrics) or "none"
                 for number, name in enumerate(value):
-                    if name not in self._allow.metrics:
+                    if name not in metrics:
                         told = f"{name!r} is not allowed here; allowed: {allowed} (allow.metrics)"
                         raise SpecError(told, f"{at}.{number}")
             case TextKind.KAFKA_OPTIONS:

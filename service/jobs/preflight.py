@@ -16,6 +16,7 @@ from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.models.user_classes import check_class
+from headrace.trainer.own_metrics import check_metric
 from headrace.trainer.rank0.logged_specs import replay_first
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
     for number, path in enumerate(job.spec.metrics.own):
-        check_class(path, job.folder, f"metrics.own.{number}")
+        check_metric(path, job.folder, f"metrics.own.{number}")
     for name, source in job.spec.sources.items():
         source.check(job.folder, f"sources.{name}")
     return check_free(job.store, job.spec.name, fresh=fresh)

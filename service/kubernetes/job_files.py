@@ -47,7 +47,7 @@ def keys_of(files: Mapping[str, str]) -> dict[str, str]:
 
 def _beside(job: LoadedJob) -> Iterator[str]:
     """Files that the spec names and that are in its folder, each once."""
-    classes = [each for each in (job.spec.model.class_path, *job.spec.metrics.own) if each]
+    classes = [each for each in (job.spec.model.class_path, *job.spec.metrics.own) if each and ":" in each]
     names = [*named_by_pipe(job), *(name for each in classes for name in model_files(job.folder, each))]
     for name in dict.fromkeys(names):
         if name.endswith("/__init__.py"):

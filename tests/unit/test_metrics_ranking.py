@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import SpecError
 from headrace.trainer.config import MetricsSection
 from headrace.trainer.metrics.meter import Meter
 from headrace.trainer.metrics.observed import ObservedBatch
 from headrace.trainer.metrics.ranking import GroupMeasures, add_groups_reference
 from headrace.trainer.metrics.reduce import LocalReduce
-from headrace.trainer.train.observer import own_metrics
 from tests.unit.test_metrics_meter import CTR, STAY, ThreadedRanks
 
 SAMPLES = st.lists(
@@ -121,54 +119,3 @@ def test_the_number_of_ranks_changes_nothing_nor_does_a_restart():
 def test_groups_need_their_slot_and_nothing_is_named_twice(keys):
     with pytest.raises(ValueError, match=r"gauc_by|twice"):
         MetricsSection(**keys)
-
-
-OWN = """
-import numpy as np
-
-
-class Good:
-    name, size = "good", 2
-
-    def add(self, prediction_B, label_B, weight_B, state_W):
-        state_W += np.array([len(label_B), int(np.rint(label_B * 1024).sum())])
-
-    def value(self, state_W):
-        return state_W[1] / 1024 / state_W[0] if state_W[0] else None
-
-
-class Loud(Good):
-    name = "LOUD"
-
-
-class Known(Good):
-    name = "auc"
-
-
-class Wide(Good):
-    name, size = "wide", 65_537
-
-
-class Mute:
-    name, size = "mute", 1
-
-    def value(self, state_W):
-        return None
-"""
-
-
-def test_metrics_of_ones_own_are_built_from_the_folder_of_the_spec_or_refused_with_their_key(tmp_path):
-    (tmp_path / "own_measures.py").write_text(OWN)
-    (good,) = own_metrics(["own_measures:Good"], tmp_path)
-    assert (good.name, good.size) == ("good", 2)
-    for name, why in (
-        ("Loud", "its `name` is 'LOUD'; use small letters"),
-        ("Known", "there is a measure 'auc' already"),
-        ("Wide", "its `size` is 65537; a whole number from 1 to 65,536"),
-        ("Mute", "has no method 'add'"),
-        ("God", "has no class 'God'; did you mean 'Good'"),
-    ):
-        with pytest.raises(SpecError, match=rf"^metrics.own.1: .*{why}"):
-            own_metrics(["own_measures:Good", f"own_measures:{name}"], tmp_path)
-    with pytest.raises(SpecError, match=r"^metrics.own.0: no module 'no_measures'"):
-        own_metrics(["no_measures:Good"], tmp_path)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.metrics import messages
 from headrace.trainer.metrics.auc import sum_group_aucs
-from headrace.trainer.metrics.custom import Metric
 from headrace.trainer.metrics.halves import Exclusive, StreamHalves, countable
 from headrace.trainer.metrics.measures import Measures, measures, set_gauc
 from headrace.trainer.metrics.observed import ObservedBatch
@@ -35,6 +34,7 @@ from headrace.trainer.metrics.slices import SliceRows, choose
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.metrics.totals import I64, add_samples, empty
 from headrace.trainer.metrics.window import TimeCounts, Window, median_part
+from headrace.trainer.own_metrics import Metric
 
 NUM_BUCKETS = 65_536
 OTHER = "other"

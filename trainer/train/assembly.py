@@ -58,6 +58,7 @@ from headrace.trainer.fence.head_contact import watched
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.log import Log
 from headrace.trainer.models.inference_mode import depends_on_mode
+from headrace.trainer.own_metrics import metrics_of
 from headrace.trainer.rank0.object_head import ObjectHead
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
 from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
@@ -87,7 +88,7 @@ from headrace.trainer.train.loop import TrainerParts, TrainLoop
 from headrace.trainer.train.losses import label_learnt_at_once
 from headrace.trainer.train.model_building import build_model
 from headrace.trainer.train.model_feed import FeedContent, open_feed
-from headrace.trainer.train.observer import Observer, own_metrics
+from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.pipeline_step import PipelineStepper
 from headrace.trainer.train.reading import open_reader, read_first
 from headrace.trainer.train.step import Stepper
@@ -270,7 +271,7 @@ def _observer(setup: Setup, beginning: RestartPoint | None, *, bounded: bool) ->
     job, config = setup.job, setup.config
     halves = config.store / HALVES if job.metrics.halves and bounded else None
     exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
-    return Observer(job, setup.schema, halves, exclusive, own_metrics(job.metrics.own, config.folder))
+    return Observer(job, setup.schema, halves, exclusive, metrics_of(job.metrics.own, config.folder))
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Standby | None) -> RestartPoint:

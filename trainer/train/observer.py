@@ -1,7 +1,6 @@
 """Records each batch before it is learnt: predictions for the metrics, days, event times and signals for the close."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -14,17 +13,15 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
-from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.features.deduplication import EmbeddingTable, tables_of
 from headrace.trainer.features.training_batches import TrainingBatch
-from headrace.trainer.metrics.custom import MAX_SIZE, RESERVED, Metric
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
 from headrace.trainer.metrics.observed import ObservedBatch, ids_of
-from headrace.trainer.models.user_classes import import_class
+from headrace.trainer.own_metrics import Metric
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
 from headrace.trainer.train.step import ForwardResult
@@ -55,29 +52,6 @@ class SignalsCollector:
         """Return the signals since the last call, sorted, and forget them."""
         came, self._came = sorted(self._came), set()
         return came
-
-
-NAME = re.compile(r"[a-z][a-z0-9_@]{0,63}")
-
-
-def own_metrics(paths: Sequence[str], folder: Path) -> tuple[Metric, ...]:
-    """The metrics at "package.module:Class", imported from `folder`, the spec's folder. Raises SpecError."""
-    found: dict[str, Metric] = {}
-    for number, path in enumerate(paths):
-        at = f"metrics.own.{number}"
-        metric = import_class(path, folder, at)()
-        lacks = [name for name in ("add", "value") if not callable(getattr(metric, name, None))]
-        name, size = getattr(metric, "name", None), getattr(metric, "size", None)
-        if lacks:
-            raise SpecError(f"{path} has no method {lacks[0]!r}; see trainer.metrics.custom.Metric", at)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise SpecError(f"{path}: its `name` is {name!r}; use small letters, digits and '_', from a letter on", at)
-        if name in RESERVED or name in found:
-            raise SpecError(f"{path}: there is a measure {name!r} already; give it another `name`", at)
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
-            raise SpecError(f"{path}: its `size` is {size!r}; a whole number from 1 to {MAX_SIZE:,}", at)
-        found[name] = metric
-    return tuple(found.values())
 
 
 SECONDS_PER_DAY = 86_400
