@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from headrace.dataset.stream.source import Segment
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.status.progress import PassReading, TrainerProgress
+from headrace.trainer.rank0.closes import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
+from headrace.trainer.status.progress import PassReading, RankTally, TrainerProgress
 from headrace.trainer.status.time_spent import LoopPart, TimeSpent
-from headrace.trainer.train.close import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 9), min_size=1))
@@ -74,7 +74,7 @@ def test_tallies_of_ranks_become_one():
         "num_judged": 3,
         "num_clicks": 1,
         "rejected": {"not UTF-8": 1},
-        "days": {"7": 2},
+        "days": {7: 2},
     }
     two = {
         "num_events": 4,
@@ -82,11 +82,11 @@ def test_tallies_of_ranks_become_one():
         "num_judged": 6,
         "num_clicks": 2,
         "rejected": {"not UTF-8": 2, "too long": 1},
-        "days": {"9": 5},
+        "days": {9: 5},
     }
     first = {"not UTF-8": "t/0 at 3"}, {"not UTF-8": "t/1 at 0", "too long": "t/1 at 2"}
     reading = merge_tallies(
-        [one | {"left_out": {}, "first_of": first[0]}, two | {"left_out": {"before since": 4}, "first_of": first[1]}]
+        [RankTally(**one, first_of=first[0]), RankTally(**two, left_out={"before since": 4}, first_of=first[1])]
     )
     assert reading.first_of == {"not UTF-8": "t/0 at 3", "too long": "t/1 at 2"}
     assert reading.left_out == {"before since": 4}

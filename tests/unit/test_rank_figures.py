@@ -75,10 +75,6 @@ def test_in_a_gather_each_rank_sends_its_own_bytes_to_rank_0():
     assert [rank.peers["trainer-0"].sent_bytes for rank in ranks[1:]] == [100, 30]
 
 
-def message(**links):
-    return {"spent_s": {}, "links": {peer.replace("_", "-"): link for peer, link in links.items()}}
-
-
 def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately():
     clock = [0.0]
     figures = RankFigures(2, lambda: clock[0])
@@ -88,7 +84,7 @@ def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately
         waited_s[0, 1] += 0.5
         at_shards = np.array([[0.0, waited_s[0, 1]], [0.0, 0.0]])
         shards = [ShardFigures({"trainer-0": {"sent_bytes": 3}}, (share * at_shards).tolist()) for share in (0.5, 1.0)]
-        said = figures.closed(Status(), [message(shard_0={"sent_bytes": 7}), message()], waited_s, shards)
+        said = figures.closed(Status(), [{"shard-0": {"sent_bytes": 7}}, {}], [{}, {}], waited_s, shards)
     assert said.links == {
         "trainer-0": {"shard-0": {"sent_bytes": 7}, "trainer-1": {"wait_s": waited_s[0, 1]}},
         "shard-0": {"trainer-0": {"sent_bytes": 3}},

@@ -10,7 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -162,7 +162,8 @@ class Decider:
         return None
 
 
-class RankUpdate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankUpdate:
     """Changes on every rank by the operations of a close."""
 
     dense_lr: float | None
@@ -171,6 +172,8 @@ class RankUpdate(NamedTuple):
     """True if there were operations."""
     schedule: dict[str, Any] | None = None
     """The new schedule of that rate, as JSON-able data; None: unchanged."""
+    commit: bool = False
+    """Whether the version is to be committed now."""
 
 
 class OperationRunner:

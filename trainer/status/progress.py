@@ -4,12 +4,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from headrace.traffic import Links
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.status.step_clock import StepClock
@@ -40,6 +41,34 @@ class PassReading:
     """Clicks that a join read."""
     first_of: Mapping[str, str] = field(default_factory=dict)
     """The first rejection of each reason, as text; empty if events may not be quoted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTally:
+    """The message of one rank to rank 0 at a close: its part of a PassReading, and its figures since the start."""
+
+    num_events: int
+    num_samples: int
+    num_judged: int
+    num_clicks: int
+    rejected: Mapping[str, int]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    first_of: Mapping[str, str] = field(default_factory=dict)
+    days: Mapping[int, int] = field(default_factory=dict)
+    """UTC days of the samples' event times, with their counts."""
+    signals: Sequence[str] = ()
+    """Inputs of rows' statistics that the pass has (trainer.train.observer)."""
+    dense: str = ""
+    """Hash of the dense state."""
+    times_s: tuple[float, float] | None = None
+    """Lowest and highest event time; None without event time."""
+    times: Mapping[str, Any] = field(default_factory=dict)
+    """See EventTimes.message."""
+    links: Links = field(default_factory=dict)
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part of the loop's work."""
+    pass_s: float = 0.0
+    """Seconds that the pass took."""
 
 
 UNMATCHED = "click without an impression"

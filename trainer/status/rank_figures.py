@@ -36,23 +36,22 @@ class RankFigures:
     def closed(
         self,
         status: Status,
-        messages: Sequence[Mapping[str, Any]],
+        links: Sequence[Links],
+        spent_s: Sequence[Mapping[str, float]],
         in_collectives_s: F64,
         shards: Sequence[ShardFigures],
     ) -> Status:
-        """The status with these figures after a close. `messages`: "links" and "spent_s" of each rank."""
-        links = {
-            f"trainer-{rank}": _with_waits(each["links"], in_collectives_s[rank]) for rank, each in enumerate(messages)
-        }
-        links |= {f"shard-{number}": dict(each.links) for number, each in enumerate(shards)}
+        """The status with these figures after a close. `links` and `spent_s`: of each rank."""
+        found = {f"trainer-{rank}": _with_waits(each, in_collectives_s[rank]) for rank, each in enumerate(links)}
+        found |= {f"shard-{number}": dict(each.links) for number, each in enumerate(shards)}
         at_shards_s = [np.array(each.waited_s) for each in shards if len(each.waited_s)]
         waited_s = in_collectives_s + (np.max(at_shards_s, axis=0) if at_shards_s else 0.0)
-        now = WaitTotals(self._clock(), waited_s, [each["spent_s"] for each in messages])
+        now = WaitTotals(self._clock(), waited_s, spent_s)
         before, first, recent = self._moments[-1], self._moments[0], len(self._moments)
         self._moments.append(now)
         return replace(
             status,
-            links={worker: peers for worker, peers in links.items() if peers},
+            links={worker: peers for worker, peers in found.items() if peers},
             waits=RankWaits(
                 last=_rounded(waited_s - before.waited_s),
                 recent=_rounded(waited_s - first.waited_s),

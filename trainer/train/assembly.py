@@ -59,6 +59,7 @@ from headrace.trainer.job_status import Status
 from headrace.trainer.journal.log import Log
 from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
+from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses
 from headrace.trainer.rank0.object_head import ObjectHead
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
 from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
@@ -150,18 +151,19 @@ def open_trainer(
         rate = LearningRate(dense, job.dense)
         stepper = _stepper(setup, model, default_rows, kernels, dense)
         observer = _observer(setup, beginning, bounded=source.bounded)
-        closer = PassCloser(setup, loader, dense, rate, observer, rank0, dead_letters, bounded=source.bounded)
+        closes = _closes(setup, rank0, observer, bounded=source.bounded)
+        closer = PassCloser(setup, loader, dense, rate, observer, closes, dead_letters)
         holders = StateHolders(
             dense=dense,
             observer=observer,
-            closer=closer,
+            closes=closes,
             progress=progress,
             scale=stepper.scale,
             rate=rate,
             carried=CarriedState(job, schema, model, config.folder),
         )
         restore(ranks, beginning, shards, holders, config.cache, standby)
-        written = held.enter_context(_written(setup, rank0, model, holders, arithmetic, kernels))
+        written = held.enter_context(_written(setup, rank0, model, holders, closer, arithmetic, kernels))
         parts = TrainerParts(
             train=job.train,
             tasks=job.tasks,
@@ -177,7 +179,7 @@ def open_trainer(
             closer=closer,
             progress=progress,
             rate=rate,
-            duties=Duties() if rank0 is None else RankZeroDuties(setup, rank0, closer, written),
+            duties=Duties() if rank0 is None else RankZeroDuties(setup, rank0, closes, written),
             infer_first=_infer_first(setup, stepper, observer, dense),
             average=job.dense.average,
             gated=reader if isinstance(reader, GatedReader) else None,
@@ -310,6 +312,7 @@ def _written(
     rank0: RankZero | None,
     model: nn.Module,
     holders: StateHolders,
+    closer: PassCloser,
     arithmetic: Mapping[str, str],
     kernels: KernelSchedule,
 ) -> Iterator[Written]:
@@ -321,7 +324,7 @@ def _written(
         if rank0 is not None and rank0.beginning.joblog is not None:
             parts = (setup.schema, rank0, shards, model, holders.dense, holders.observer, holders.progress, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
-        holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
+        closer.begin(None if rank0 is None else rank0.begin(closer.day))
         if rank0 is not None and rank0.contact is not None:
             held.enter_context(watched(rank0.contact, config.node_timeout))
         if rank0 is None or exporting is None:
@@ -371,7 +374,7 @@ def _committing(
         # a rerun needs a commit where the number of trainers changes
         committer.begins_after(handed.version, at_once=handed.manifest.world != config.world)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.with_more = partial(_with_rank0, config, rank0, holders.closer, committer, changed)
+    holders.progress.with_more = partial(_with_rank0, config, rank0, holders.closes, committer, changed)
     try:
         yield committer
     finally:
@@ -441,7 +444,7 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
 def _with_rank0(
     config: WorkerConfig,
     rank0: RankZero,
-    closer: PassCloser,
+    closes: CloseDuties,
     committer: Committer,
     changed: Sequence[str],
     status: Status,
@@ -452,7 +455,7 @@ def _with_rank0(
         status,
         generation=config.generation,
         interface=None if config.interface == LOOPBACK_INTERFACE else config.interface,
-        refused=dict(Counter(refusals.PROCESS.counts()) + Counter(closer.refused)),
+        refused=dict(Counter(refusals.PROCESS.counts()) + Counter(closes.refused)),
         timeline=beginning.timeline,
         commit=committer.status(),
         restored=None if beginning.base is None else beginning.base.name,
@@ -525,6 +528,13 @@ def _maker(setup: Setup, dense: DenseStrategy) -> BatchMaker:
     micro_batch = job.train.batch_size if job.dense.accumulate > 1 else None
     slots = tables, job.tasks, job.sample.weight
     return BatchMaker(*slots, setup.shards, prepares=prepares, slices=dense.slices, waits=True, micro_batch=micro_batch)
+
+
+def _closes(setup: Setup, rank0: RankZero | None, observer: Observer, *, bounded: bool) -> CloseDuties:
+    if rank0 is None:
+        return CloseDuties()
+    whole = setup.job, setup.schema, setup.policy, rank0, setup.progress, observer.report
+    return RankZeroCloses(*whole, world=setup.ranks.world, bounded=bounded)
 
 
 def _infer_first(setup: Setup, stepper: Stepper, observer: Observer, dense: DenseStrategy) -> InferFirst | None:

@@ -47,11 +47,11 @@ from headrace.trainer.features.default_rows import widths_of
 from headrace.trainer.metrics.meter import MeterState
 from headrace.trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
 from headrace.trainer.models.contract import Declared, Shape
+from headrace.trainer.rank0.closes import CloseDuties
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.train.close import PassCloser
 from headrace.trainer.train.learning_rate import LearningRate
 from headrace.trainer.train.mixed_precision import LossScale
 from headrace.trainer.train.model_building import build_model
@@ -222,7 +222,7 @@ class StateHolders:
 
     dense: DenseStrategy
     observer: Observer
-    closer: PassCloser
+    closes: CloseDuties
     progress: TrainerProgress
     scale: LossScale
     rate: LearningRate
@@ -232,10 +232,10 @@ class StateHolders:
         """Copies of the present state, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
         meter, progress = self.observer.state(), self.progress
         arrays = {f"meter/{name}": array for name, array in meter.arrays.items()}
-        arrays |= {f"slots/{name}": array for name, array in self.closer.arrays().items()}
+        arrays |= {f"slots/{name}": array for name, array in self.closes.arrays().items()}
         state = {
             "progress": progress.saved(),
-            "closer": self.closer.state(),
+            "closer": self.closes.state(),
             "meter": dict(meter.facts),
             "loss_scale": self.scale.state(),
             "learning_rate": self.rate.state(),
@@ -260,7 +260,7 @@ class StateHolders:
         meter = {name.removeprefix("meter/"): array for name, array in arrays.items() if name.startswith("meter/")}
         self.observer.load_state(MeterState(meter, state["meter"]))
         slots = {name.removeprefix("slots/"): array for name, array in arrays.items() if name.startswith("slots/")}
-        self.closer.load_state(state["closer"], self.carried.counters(slots, state["spec"]))
+        self.closes.load_state(state["closer"], self.carried.counters(slots, state["spec"]))
         self.progress.load_saved(state["progress"])
         self.scale.load_state(state["loss_scale"])
         self.rate.load_state(state.get("learning_rate", {"samples": self.progress.num_samples}))

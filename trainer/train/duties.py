@@ -14,9 +14,9 @@ from torch import Tensor
 from headrace.trainer.checkpoint.committer import Committer
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.closes import CloseDuties
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.status.time_spent import LoopPart
-from headrace.trainer.train.close import PassCloser
 from headrace.trainer.train.model_feed import ModelFeed
 from headrace.trainer.train.rank_messages import BeginPass, Finish, Message, News, NextPass, Wait
 from headrace.trainer.train.trainer_setup import Setup
@@ -84,8 +84,8 @@ class Written:
 class RankZeroDuties(Duties):
     """Those of rank 0."""
 
-    def __init__(self, setup: Setup, rank0: RankZero, closer: PassCloser, written: Written) -> None:
-        self._rank0, self._progress, self._policy, self._closer = rank0, setup.progress, setup.policy, closer
+    def __init__(self, setup: Setup, rank0: RankZero, closes: CloseDuties, written: Written) -> None:
+        self._rank0, self._progress, self._policy, self._closes = rank0, setup.progress, setup.policy, closes
         self._world, self._spent = setup.ranks.world, setup.progress.spent
         self._committer, self._exporting, self._feed = written.committer, written.exporting, written.feed
         self._draining = threading.Event()
@@ -164,7 +164,7 @@ class RankZeroDuties(Duties):
         with self._spent.part(LoopPart.COMMIT):
             if self._rank0.resizing is not None:
                 self._rank0.resizing.between(version)
-            return self._committer.due(version, full=self._closer.memory_waits, ended=ended)
+            return self._committer.due(version, full=self._closes.memory_waits, ended=ended)
 
     def commit(self, dense: Mapping[str, Tensor]) -> None:
         if self._committer is not None:

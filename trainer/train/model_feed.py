@@ -93,12 +93,12 @@ class FeedContent:
         widths = widths_of(schema, job.tables)
         features = describe_features(job.pipe, schema)
         facts = job.name, rank0.beginning.timeline, config.generation
-        closer = holders.closer
-        latest_s = lambda: closer.latest_event_s  # noqa: E731
+        closes = holders.closes
+        latest_s = lambda: closes.latest_event_s  # noqa: E731
         divided = Declared.of(model).class_rows is not None
         trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
         memories = tuple(history_tables(schema))
-        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble, memories)
+        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closes.event_times, trouble, memories)
 
 
 class ModelFeed:

@@ -1,6 +1,5 @@
 """Records each batch before it is learnt: predictions for the metrics, days, event times and signals for the close."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -22,6 +21,7 @@ from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
 from headrace.trainer.metrics.observed import ObservedBatch, ids_of
 from headrace.trainer.own_metrics import Metric
+from headrace.trainer.rank0.closes import SECONDS_PER_DAY
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
 from headrace.trainer.train.step import ForwardResult
@@ -54,11 +54,8 @@ class SignalsCollector:
         return came
 
 
-SECONDS_PER_DAY = 86_400
 INFER_FIRST = "infer_first"
 """Key of the metrics of trainer.train.infer_first in reports, closes and commits."""
-FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
-"""Measures that the log holds for each close."""
 
 
 class Observer:
@@ -190,11 +187,3 @@ class Observer:
         if self._schema.by_name[slot].kind is SlotKind.META:
             return samples.meta[slot]
         return samples.sparse[slot].first_B()
-
-
-def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The part of a report that the log holds for a close: FIGURES by task, if they are finite."""
-    return {
-        task: {name: found[name] for name in FIGURES if (value := found.get(name)) is not None and math.isfinite(value)}
-        for task, found in tasks.items()
-    }
