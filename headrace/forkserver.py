@@ -8,7 +8,7 @@ input and of output. The answer is `{"id", "pid"}` with a pidfd, or `{"id", "err
 process and its group are gone; after the last worker, also once everything is gone that any of them left behind. The
 forkserver ends when the other end of the socket closes, and its children end with it.
 
-The launcher's side is service.cluster.forkserver.
+The launcher's side is service.cluster.child.
 """
 
 import argparse

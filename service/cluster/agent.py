@@ -25,13 +25,12 @@ from headrace.launcher_contact import LauncherContact
 from headrace.lifecycle import ExitCode
 from headrace.private_folder import private_folder
 from headrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
-from headrace.service.cluster.child import Spawner, Starter, WorkerProcess
-from headrace.service.cluster.launchers import local_starter
+from headrace.service.cluster.child import Spawner, Starter, WorkerProcess, local_starter
 from headrace.service.cluster.local import LocalWorker, start_process
 from headrace.service.cluster.run_folder import run_folder
-from headrace.service.cluster.runtime import KILL_S, CannotStart, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import KILL_S, PYTHON, CannotStart, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import clear_live_of
-from headrace.service.cluster.worker_plan import MODULES, PYTHON
+from headrace.service.cluster.worker_plan import MODULES
 
 # The worker that an agent runs as its child, and its output until that is reported.
 

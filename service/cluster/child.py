@@ -1,16 +1,36 @@
-"""A worker's process as the local launcher holds it, and the plain way to start one.
+"""A worker's process on this machine, and the two ways to start one: from nothing, or forked by a forkserver.
 
-The fast way is service.cluster.forkserver.
+The forkserver (headrace.forkserver) has imported what workers import. One that dies takes its workers with it; the next
+start makes a new one.
 """
 
 import io
+import json
 import os
+import select
 import signal
-from collections.abc import Sequence
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
-from headrace.process import STDOUT, ChildProcess, unbuffered
+from headrace import documents
+from headrace.forkserver import MAX_MESSAGE_BYTES
+from headrace.process import DEVNULL, STDOUT, ChildProcess, unbuffered
+from headrace.service.cluster.runtime import PYTHON
+
+START_S = 120.0
+"""Longest time for a fork; the first one waits for the imports."""
+TOLD_S = 10.0
+"""Longest time until the forkserver reports a process that is gone; then the forkserver is killed."""
+CLOSE_S = 5.0
+"""Longest time for the forkserver to end."""
 
 
 class WorkerProcess(Protocol):
@@ -79,3 +99,174 @@ class SpawnedChild:
 
     def release(self) -> None:
         self._process.close()
+
+
+class ForkedChild:
+    """A process that the forkserver forked."""
+
+    def __init__(self, server: "_Running", given: int, output: TextIO) -> None:
+        self.output = output
+        self._server, self._given = server, given
+        self.started: Future[tuple[int, int]] = Future()  # process number and pidfd
+        self.ended: Future[int] = Future()
+        self._lock = threading.Lock()  # held by signals and `release`: a signal never uses a closed pidfd
+        self._open = True
+
+    def terminate(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The forkserver kills the rest of the group when the leader is gone."""
+        self.signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        poll = select.poll()
+        poll.register(self.started.result()[1], select.POLLIN)
+        poll.poll()
+        try:
+            return self.ended.result(TOLD_S)
+        except TooLate:
+            self._server.process.kill()
+            return self.ended.result()
+
+    def release(self) -> None:
+        with self._lock:
+            self._open = False
+            os.close(self.started.result()[1])
+            os.close(self._given)
+
+    def lost(self) -> None:
+        """The forkserver is gone. The process dies with it; its group is killed here."""
+        if not self.started.done():
+            self.started.set_exception(OSError("the forkserver died before it forked"))
+        elif not self.ended.done():
+            pid, handle = self.started.result()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may not lead its group yet
+                os.killpg(pid, signal.SIGKILL)
+            self.ended.set_result(-signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            if self._open:
+                signal.pidfd_send_signal(self.started.result()[1], number)
+
+
+class _Running:
+    """A forkserver process and the thread that listens to it."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = (*PYTHON, "headrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
+            self.process = ChildProcess(
+                command,
+                environment=unbuffered(os.environ),
+                stdin=DEVNULL,
+                stdout=None,
+                stderr=None,
+                pass_fds=[theirs.fileno()],
+            )
+        self._numbers = count()
+        self._children: dict[int, ForkedChild] = {}
+        self._lock = threading.Lock()  # held for a new child and for the end of the forkserver
+        self.gone = False
+        self._listener = threading.Thread(target=self._listen, name="forkserver", daemon=True)
+        self._listener.start()
+
+    def start(self, module: str, argv: Sequence[str], folder: Path) -> WorkerProcess:
+        """Fork. Raises OSError."""
+        their_input, given = os.pipe()
+        read, their_output = os.pipe()
+        child = ForkedChild(self, given, os.fdopen(read, encoding="utf-8", errors="replace"))
+        number = next(self._numbers)
+        try:
+            with self._lock:
+                if self.gone:
+                    raise OSError("the forkserver has died")
+                self._children[number] = child
+            request = {"id": number, "module": module, "argv": argv, "cwd": str(folder)}
+            socket.send_fds(self._control, [json.dumps(request).encode()], [their_input, their_output])
+        finally:
+            os.close(their_input)
+            os.close(their_output)
+        try:
+            child.started.result(START_S)
+        except TooLate:
+            self.process.kill()
+            raise OSError(f"the forkserver did not fork within {START_S:g} s") from None
+        return child
+
+    def close(self) -> None:
+        """End the forkserver and all that it forked."""
+        self._control.shutdown(socket.SHUT_RDWR)
+        if not self.process.ends_within(CLOSE_S):
+            self.process.kill()
+        self._listener.join()
+        self.process.end()
+        self._control.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 1)
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                break
+            self._take(documents.parse_object(message, "the forkserver's answer"), descriptors)
+        with self._lock:
+            self.gone = True
+        for child in self._children.values():
+            child.lost()
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if "pid" in message:
+            self._children[message["id"]].started.set_result((message["pid"], descriptors[0]))
+        elif "code" in message:
+            self._children.pop(message["id"]).ended.set_result(message["code"])
+        else:
+            self._children.pop(message["id"]).started.set_exception(OSError(message["error"]))
+
+
+class ForkingStarter:
+    """Starts `python -m` commands by forking a process that has imported `preload`; other commands from nothing.
+
+    A context. No process of it is left at its end.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._preload = preload
+        self._running: _Running | None = None
+
+    def __enter__(self) -> "ForkingStarter":
+        self._running = _Running(self._preload)  # its imports take a while
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running is not None:
+            self._running.close()
+
+    def start(self, command: Sequence[str], folder: Path) -> WorkerProcess:
+        if tuple(command[:3]) != PYTHON:
+            return Spawner().start(command, folder)
+        if self._running is None or self._running.gone:
+            if self._running is not None:
+                self._running.close()
+            self._running = _Running(self._preload)
+        return self._running.start(command[3], command[4:], folder)
+
+
+def can_fork() -> bool:
+    """True if this system can run a forkserver: it is Linux."""
+    return sys.platform == "linux"
+
+
+@contextmanager
+def local_starter(preload: Sequence[str]) -> Iterator[Starter]:
+    """Starts processes by forking one that has imported `preload`, where that is possible; else each from nothing."""
+    if preload and can_fork():
+        with ForkingStarter(preload) as starter:
+            yield starter
+    else:
+        yield Spawner()

@@ -12,14 +12,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from headrace.address import format_address, is_wildcard, parse_address
+from headrace.address import address_of, format_address, is_wildcard, parse_address
 from headrace.deadline import Deadline
 from headrace.errors import Refused
 from headrace.identity import certificates
-from headrace.identity.authority import Authority
+from headrace.identity.authority import Authority, open_authority
 from headrace.identity.credentials import Credentials, Identity
-from headrace.identity.join_token import check_token
+from headrace.identity.join_token import FILE as TOKEN
+from headrace.identity.join_token import check_token, open_token
 from headrace.identity.peers import PeerRole, PeerRule
 from headrace.printable import printable
 from headrace.rpc import refusals
@@ -31,9 +33,11 @@ from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.service.cluster.machine import machine_id
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.places import Places
+from headrace.service.cluster.replica_joining import feed_answer
 from headrace.service.cluster.runtime import (
     KILL_S,
     LAUNCHER,
+    PYTHON,
     TAIL_LINES,
     UNREACHABLE,
     CannotStart,
@@ -43,7 +47,10 @@ from headrace.service.cluster.runtime import (
     WorkerRole,
     WorkerSpec,
 )
-from headrace.service.cluster.worker_plan import PYTHON
+from headrace.service.cluster.store import IDENTITY
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import JobLauncher
 
 # A worker that an agent runs, as the external launcher holds it.
 #
@@ -196,9 +203,55 @@ class JoinPoint:
     group_size: Callable[[int], int] | None = None
     """How many neighbouring trainers should share a machine, of so many; None where it makes no difference."""
 
+    @classmethod
+    def of_job(cls, job: LoadedJob) -> "JoinPoint":
+        """Where agents of a job join, with its authority and token, which are made where they are missing."""
+        cluster, folder = job.spec.cluster, job.store / IDENTITY
+        authority = open_authority(folder, job.spec.name)
+        open_token(folder, authority)
+        hierarchy = job.spec.dense.hierarchy
+        return cls(
+            listen=cluster.listen,
+            token_file=folder / TOKEN,
+            node_timeout_s=cluster.node_timeout,
+            authority=authority,
+            certifies=cluster.leaves_machine,
+            shown_host=address_of(cluster.interface),
+            feed=feed_answer(job.store),
+            rank0_here=job.spec.store.parts == "object",
+            group_size=None if hierarchy is None else hierarchy.size,
+        )
 
-class ExternalLauncher:
+    def head(self, generation: int) -> Identity:
+        """The launcher itself, for the workers of a generation."""
+        return self.authority.identity(self.authority.name(generation, PeerRole.HEAD, 0))
+
+    def endpoint(self) -> TlsEndpoint:
+        """Where agents join. Generation 0 has no workers."""
+        host, port = parse_address(self.listen)
+        accepts = PeerRule(self.authority.job, 0, {})
+        return TlsEndpoint(host, self.head(0), accepts, port, "cluster.listen", joins=True, certifies=self.certifies)
+
+    def certified(self, offer: WorkerOffer, signing_request: str) -> WorkerOffer:
+        """The offer, with a certificate for its worker where workers have one."""
+        if not self.certifies:
+            return offer
+        role, _, number = offer.worker.partition("-")
+        name = self.authority.name(offer.generation, PeerRole(role), int(number))
+        signed = self.authority.sign(signing_request, name)
+        return replace(offer, credentials=Credentials(authority=self.authority.pem, certificate=signed))
+
+
+class ExternalLauncher(JobLauncher):
     """A context; `join`, `leave` and `report` are for agents (headrace.rpc.joining.Dispatcher)."""
+
+    @classmethod
+    def check(cls, cluster: ClusterSection) -> None:
+        """Workers come from elsewhere, and refuse for themselves."""
+
+    @classmethod
+    def of_job(cls, job: LoadedJob) -> "ExternalLauncher":
+        return cls(JoinPoint.of_job(job))
 
     def __init__(self, point: JoinPoint, noted: Refusals = refusals.PROCESS) -> None:
         """Raises Unavailable or SpecError where the address is not available."""
@@ -219,7 +272,7 @@ class ExternalLauncher:
             MAX_HELD,
             port=port,
             at=host,
-            tls=self._endpoint(host, port),
+            tls=point.endpoint(),
             dispatcher=self,
             check_token=lambda given: check_token(point.token_file, given),
             feed=point.feed,
@@ -231,7 +284,7 @@ class ExternalLauncher:
         self._hint = f"`headrace worker --join {self.address} --token-file {point.token_file}` starts one"
         self._watcher = threading.Thread(target=self._watch, name="agents", daemon=True)
 
-    def __enter__(self) -> "ExternalLauncher":
+    def __enter__(self) -> Self:
         self._watcher.start()
         return self
 
@@ -250,7 +303,7 @@ class ExternalLauncher:
         self.rendezvous.begin(specs, generation)
         counts = Counter(PeerRole(spec.role.value) for spec in specs)
         accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
-        self._server.change(self._head(generation), accepts)
+        self._server.change(self._point.head(generation), accepts)
 
     def waits_for(self) -> str | None:
         missing = self._missing()
@@ -293,8 +346,8 @@ class ExternalLauncher:
             worker = self._workers.get(name) if name is not None else None
             waits = self._places.waits_for() or ""
         offered = worker.fetch() if worker is not None and worker.agent == agent.id else None
-        if offered is not None and self._point.certifies:
-            offered = replace(offered, credentials=self._signed(offered, signing_request, self._point.authority))
+        if offered is not None:
+            offered = self._point.certified(offered, signing_request)
         return self._answer(what=offered, waits=waits)
 
     def leave(self, agent: AgentFacts) -> None:
@@ -331,22 +384,6 @@ class ExternalLauncher:
     def _answer(self, what: WorkerOffer | JobEnd | None, waits: str = "") -> Answer:
         pause_s = min(0.2 + 0.01 * len(self._places.known), self._node_timeout_s / 8)
         return Answer(node_timeout_s=self._node_timeout_s, pause_s=pause_s, secret=self._secret, waits=waits, what=what)
-
-    def _signed(self, offer: WorkerOffer, signing_request: str, authority: Authority) -> Credentials:
-        role, _, number = offer.worker.partition("-")
-        name = authority.name(offer.generation, PeerRole(role), int(number))
-        return Credentials(authority=authority.pem, certificate=authority.sign(signing_request, name))
-
-    def _head(self, generation: int) -> Identity:
-        """The launcher itself, for the workers of a generation."""
-        return self._point.authority.identity(self._point.authority.name(generation, PeerRole.HEAD, 0))
-
-    def _endpoint(self, host: str, port: int) -> TlsEndpoint:
-        """Where agents join. Generation 0 has no workers."""
-        accepts = PeerRule(self._point.authority.job, 0, {})
-        return TlsEndpoint(
-            host, self._head(0), accepts, port, "cluster.listen", joins=True, certifies=self._point.certifies
-        )
 
     def _assign(self, spec: WorkerSpec, generation: int, on_line: OnLine, on_exit: OnExit) -> RemoteWorker:
         """The worker for the agent that has its place."""

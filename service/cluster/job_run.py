@@ -13,30 +13,24 @@ from typing import Any
 from msgspec.structs import replace
 
 from headrace import documents
-from headrace.address import address_of
 from headrace.dataset.loader.dead_letters import format_example
 from headrace.durable import writing
-from headrace.identity.authority import open_authority
-from headrace.identity.join_token import FILE as TOKEN
-from headrace.identity.join_token import open_token
 from headrace.lifecycle import ExitCode
 from headrace.printable import print_printable
-from headrace.service.cluster.external import JoinPoint
 from headrace.service.cluster.fetched_commits import check_fresh, fetch_commits
 from headrace.service.cluster.generation_plans import GenerationPlans, in_force, numbers_of
 from headrace.service.cluster.job_runner import JobRunner
-from headrace.service.cluster.launchers import LauncherSettings, open_launcher
-from headrace.service.cluster.replica_joining import feed_answer, replicas_joining
+from headrace.service.cluster.replica_joining import replicas_joining
 from headrace.service.cluster.run_folder import worker_folder
-from headrace.service.cluster.runtime import LAUNCHER, LOCAL, Launcher, OnLine, SpareLauncher, WorkerRole
-from headrace.service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
+from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
+from headrace.service.cluster.store import PAUSED, REPORT, WORKERS, claimed, clear_live
 from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from headrace.service.cluster.supervision import RestartLimits, RunOutcome
 from headrace.service.cluster.trace_file import begin_trace, finish_trace
-from headrace.service.cluster.worker_plan import MODULES
 from headrace.service.monitor.lines import summary_lines
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import launcher_of
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TraceWindow
 from headrace.trainer.job_status import CommitStatus, MetricsStatus, Status, read
@@ -118,7 +112,7 @@ def open_run(
         if text := old_defaults_note(job):
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
-        launcher = held.enter_context(_launcher_of(job))
+        launcher: Launcher = held.enter_context(launcher_of(job.spec.cluster).of_job(job))
         held.enter_context(replicas_joining(job, on_line))
         limits = restart_limits(job.spec.cluster)
         spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
@@ -147,32 +141,9 @@ def _workers(job: LoadedJob) -> list[str]:
     return [f"{role}-{number}" for role, count in numbers for number in range(count)]
 
 
-def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
-    """The launcher that the job names. Its store is claimed."""
-    cluster, folder = job.spec.cluster, job.store / IDENTITY
-    if cluster.launcher == LOCAL:
-        signs = open_authority(folder, job.spec.name) if cluster.leaves_machine else None
-        return open_launcher(LauncherSettings(preload=preloaded(cluster), authority=signs), cluster.launcher)
-    authority = open_authority(folder, job.spec.name)
-    open_token(folder, authority)
-    hierarchy = job.spec.dense.hierarchy
-    point = JoinPoint(
-        listen=cluster.listen,
-        token_file=folder / TOKEN,
-        node_timeout_s=cluster.node_timeout,
-        authority=authority,
-        certifies=cluster.leaves_machine,
-        shown_host=address_of(cluster.interface),
-        feed=feed_answer(job.store),
-        rank0_here=job.spec.store.parts == "object",
-        group_size=None if hierarchy is None else hierarchy.size,
-    )
-    return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)
-
-
 def _seen_by_workers(job: LoadedJob) -> AbstractContextManager[SharedFolder | None]:
     """The store, if workers may run on machines that do not see it, and their files of commits must go there."""
-    if job.spec.cluster.launcher == LOCAL or job.spec.store.parts == "object":
+    if launcher_of(job.spec.cluster).same_machine or job.spec.store.parts == "object":
         return nullcontext()
     return SharedFolder.proved(job.store)
 
@@ -184,15 +155,6 @@ def set_paused(store: Path, paused: bool) -> None:
             (store / PAUSED).touch()
         else:
             (store / PAUSED).unlink(missing_ok=True)
-
-
-def preloaded(cluster: ClusterSection) -> list[str]:
-    """The modules that the workers of a job import.
-
-    The shards start first, so they are forked before torch is loaded.
-    """
-    shards = MODULES[WorkerRole.SHARD] if cluster.num_shards else ()
-    return [*shards, *MODULES[WorkerRole.TRAINER]]
 
 
 def restart_limits(cluster: ClusterSection) -> RestartLimits:

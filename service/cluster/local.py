@@ -1,20 +1,20 @@
 """The local launcher: workers as child processes of this one, which meet at a socket in their private folder.
 
-service.cluster.child and service.cluster.forkserver start the single process.
+service.cluster.child starts the single process. What brings gRPC is imported late: every check of a job file loads this
+module.
 """
 
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Self
 
-from headrace.identity.authority import Authority
+from headrace.extras import require
 from headrace.launcher_contact import LauncherContact
 from headrace.printable import printable
-from headrace.rpc.rendezvous import RendezvousServer
-from headrace.service.cluster.child import Starter, WorkerProcess
-from headrace.service.cluster.meeting import Meeting
+from headrace.service.cluster.child import Starter, WorkerProcess, local_starter
 from headrace.service.cluster.run_folder import write_private
 from headrace.service.cluster.runtime import (
     KILL_S,
@@ -26,6 +26,14 @@ from headrace.service.cluster.runtime import (
     WorkerRole,
     WorkerSpec,
 )
+from headrace.service.cluster.store import IDENTITY
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import JobLauncher
+
+if TYPE_CHECKING:
+    from headrace.identity.authority import Authority
+    from headrace.rpc.rendezvous import RendezvousServer
 
 MAX_LINE_CHARACTERS = 4096
 """A longer line of output is cut into several."""
@@ -77,18 +85,37 @@ class LocalWorker:
         self._reader.join(LAST_LINES_S)
 
 
-class ProcessLauncher:
+class ProcessLauncher(JobLauncher):
     """Starts workers as processes of this machine. See SpareLauncher. A context. One thread."""
 
-    def __init__(self, starter: Starter, authority: Authority | None = None) -> None:
+    same_machine = True
+
+    @classmethod
+    def check(cls, cluster: ClusterSection) -> None:
+        require("torch", "training")
+
+    @classmethod
+    @contextmanager
+    def of_job(cls, job: LoadedJob) -> Iterator[Self]:
+        from headrace.identity.authority import open_authority
+        from headrace.service.cluster.worker_plan import preloaded
+
+        cluster = job.spec.cluster
+        signs = open_authority(job.store / IDENTITY, job.spec.name) if cluster.leaves_machine else None
+        with local_starter(preloaded(cluster)) as starter, cls(starter, signs) as launcher:
+            yield launcher
+
+    def __init__(self, starter: Starter, authority: "Authority | None" = None) -> None:
         """`authority`: signs the certificates of workers that listen for other machines."""
+        from headrace.service.cluster.meeting import Meeting
+
         self._starter, self._authority = starter, authority
         self._newest = 0
         self._server: RendezvousServer | None = None
         self._secret = secrets.token_hex(32)
         self.rendezvous = Meeting(authority)
 
-    def __enter__(self) -> "ProcessLauncher":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,6 +125,8 @@ class ProcessLauncher:
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
         if generation < self._newest:
             raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
+        from headrace.rpc.rendezvous import RendezvousServer
+
         self._newest = generation
         self.rendezvous.begin(specs, generation)
         if self._server is not None:

@@ -19,14 +19,16 @@ from typing import Any
 
 from headrace import documents
 from headrace.errors import Refused
+from headrace.extras import require
 from headrace.identity.join_token import read_token
 from headrace.lifecycle import ExitCode
 from headrace.process import ChildProcess, unbuffered
 from headrace.rpc.joining import AgentFacts, Answer, JobEnd
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.places import RANK_0
-from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
-from headrace.service.cluster.worker_plan import PYTHON
+from headrace.service.cluster.runtime import PYTHON, WorkerRole, WorkerSpec
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import LoadedJob
 
 # The resources of a generation on a Ray cluster: its bundles, and in words which of them are missing. Pure.
 #
@@ -217,6 +219,15 @@ AGAIN_S = 3.0
 
 class RayLauncher(ExternalLauncher):
     """A context. Ray's actors and the process that holds the connection end with it."""
+
+    @classmethod
+    def check(cls, cluster: ClusterSection) -> None:
+        require("ray", "every machine of a Ray cluster", "cluster.launcher")
+
+    @classmethod
+    def of_job(cls, job: LoadedJob) -> "RayLauncher":
+        cls.check(job.spec.cluster)
+        return cls(JoinPoint.of_job(job), job.spec.cluster.ray_address or "")
 
     def __init__(self, point: JoinPoint, cluster: str) -> None:
         """`cluster`: the address of the Ray cluster. Raises Unavailable where the port of `point` is taken."""

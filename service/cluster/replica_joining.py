@@ -22,10 +22,11 @@ from headrace.rpc.job_client import JobClient, NotRunning
 from headrace.rpc.rendezvous import MAX_CONNECTIONS
 from headrace.rpc.rpc_server import RpcServer
 from headrace.rpc.tls_listener import TlsEndpoint
-from headrace.service.cluster.runtime import LAUNCHER, LOCAL, OnLine
+from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.cluster.store import IDENTITY
 from headrace.service.spec.config import NOBODY_JOINS, ClusterSection
 from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import launcher_of
 from headrace.trainer.replica.feed_address import certified
 
 ANSWER_S = 5.0
@@ -55,7 +56,7 @@ def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
     Raises SpecError and Unavailable where the address is not available.
     """
     cluster, folder = job.spec.cluster, job.store / IDENTITY
-    if cluster.launcher != LOCAL or cluster.listen == NOBODY_JOINS:
+    if not launcher_of(cluster).same_machine or cluster.listen == NOBODY_JOINS:
         yield
         return
     authority = open_authority(folder, job.spec.name)

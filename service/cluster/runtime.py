@@ -2,9 +2,10 @@
 
 A launcher starts the workers of one generation and holds a handle for each. Which workers there are is decided in
 service.cluster.worker_plan, what their ends mean in service.cluster.supervision. Implementations are listed in
-service.cluster.launchers; tests/contract/test_launchers.py is the contract that each must pass.
+service.spec.launchers; tests/contract/test_launchers.py is the contract that each must pass.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import Unavailable
 
-LOCAL = "local"
-"""The launcher that runs all workers on this machine."""
+PYTHON = (sys.executable, "-P", "-m")
+"""-P: a file of the user's folder must not stand in for a package of Headrace."""
 LAUNCHER = "launcher"
 """The name of the launcher among the names of workers, for its own lines."""
 KILL_S = 30.0

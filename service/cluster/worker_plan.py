@@ -5,7 +5,6 @@ Pure, but for the secret drawn for each generation. A launcher starts them (serv
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +20,11 @@ from headrace.pserver.config import TableSection, Wire
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
 from headrace.service.cluster.machine import input_files
-from headrace.service.cluster.runtime import LOCAL, Resources, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import PYTHON, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
-from headrace.service.spec.config import WorkerResources
+from headrace.service.spec.config import ClusterSection, WorkerResources
 from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import launcher_of
 from headrace.shared_folder import SharedFolder, digests, head_sizes
 from headrace.timeline import TracePart, TraceWindow
 from headrace.trainer.predict.config import PredictionRequest
@@ -33,8 +33,6 @@ from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.trainer.status.step_clock import STALL_SHARE
 
-PYTHON = (sys.executable, "-P", "-m")
-"""-P: a file of the user's folder must not stand in for a package of Headrace."""
 MODULES = {
     WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
     WorkerRole.TRAINER: ("headrace.trainer.train.assembly", "headrace.rpc.role", "pyarrow.compute"),
@@ -42,6 +40,15 @@ MODULES = {
 """The modules that workers of a role import, also those that they import late."""
 BESIDE = "headrace.trainer.predict.background"
 """The module that runs another one at the lowest priority."""
+
+
+def preloaded(cluster: ClusterSection) -> list[str]:
+    """The modules that the workers of a job import.
+
+    The shards start first, so they are forked before torch is loaded.
+    """
+    shards = MODULES[WorkerRole.SHARD] if cluster.num_shards else ()
+    return [*shards, *MODULES[WorkerRole.TRAINER]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +148,8 @@ def plan_job(
         "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
         "sees": None if sees is None else sees.model_dump(mode="json"),
     }
-    # On one machine all trainers read the same files anyway.
-    inputs = {} if cluster.launcher == LOCAL else head_sizes(input_files(job), job.folder)
+    same_machine = launcher_of(cluster).same_machine  # then all trainers read the same files anyway
+    inputs = {} if same_machine else head_sizes(input_files(job), job.folder)
     suffix = "" if resizing.stands_by is None else f".g{generation}"
     of_ranks = {**common, "cores": cores_each, "until": until, "inputs": inputs}
     of_ranks |= {"stands_by": resizing.stands_by, "prepares_resizes": resizing.prepared}
@@ -168,7 +175,7 @@ def plan_job(
     if authority is None:
         return plan
     head = authority.identity(authority.name(generation, PeerRole.HEAD, 0))
-    return replace(_certified(plan, authority) if cluster.launcher == LOCAL else plan, head=head)
+    return replace(_certified(plan, authority) if same_machine else plan, head=head)
 
 
 def _traced(plan: JobPlan, window: TraceWindow, folder: Path) -> JobPlan:

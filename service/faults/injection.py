@@ -20,16 +20,15 @@ from typing import Any, TextIO, cast
 from headrace.errors import HeadraceError
 from headrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
 from headrace.periodic import periodically
-from headrace.service.cluster.child import Spawner, Starter, WorkerProcess
+from headrace.service.cluster.child import Spawner, Starter, WorkerProcess, local_starter
 from headrace.service.cluster.generation_plans import GenerationPlans
-from headrace.service.cluster.job_run import preloaded
 from headrace.service.cluster.job_runner import JobRunner
-from headrace.service.cluster.launchers import local_starter
 from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.cluster.store import WORKERS, claimed
 from headrace.service.cluster.supervision import RestartLimits, RunOutcome
+from headrace.service.cluster.worker_plan import preloaded
 from headrace.service.faults.deaths import EVERYBODY, EXPORTER, OF_EXPORTERS, RANK_0, AtFailpoint, AtInstant, Death
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.journal import records as log_records

@@ -23,9 +23,9 @@ from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.sources.simulated import SimulatedSource
 from headrace.done_markers import DONE
 from headrace.errors import HeadraceError, SpecError
+from headrace.extras import require
 from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.pserver.consistency.modes import policy_of
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.runtime import OnLine
 from headrace.service.cluster.store import REPORT, RERUNS
 from headrace.service.cluster.supervision import RunOutcome
@@ -101,7 +101,7 @@ class FaultRuns:
         self.folder = asked.store.with_name(f"{asked.store.name}-faults-{seed}")
         self._raw = load_toml(path, overrides)
         _check_stream(asked, events)
-        check_launcher()
+        require("torch", "training")
         self.operated, self._seed = operated, seed
         self.repeatable = policy_of(asked.spec.train.mode).repeatable
         """Whether weights and metrics are compared, not only events and counts."""

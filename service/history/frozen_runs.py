@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import HeadraceError, SpecError
+from headrace.extras import require
 from headrace.lifecycle import ExitCode
 from headrace.service.cluster.job_run import JobRun, open_run
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.runtime import OnLine
 from headrace.service.history.commit_lookup import lineage, scratch
 from headrace.service.history.fork_of_job import fork
@@ -43,7 +43,7 @@ def frozen_parts(job: LoadedJob, most: int, horizon_s: float, on_line: OnLine) -
 
     Raises SpecError where the job has no event time, or keeps no commit with closed passes after it.
     """
-    check_launcher()
+    require("torch", "training")
     if job.spec.store.parts == "object":
         raise SpecError('is "object"; old versions are run again from a folder alone: not built', "store.parts")
     if any(source.event_time.kind == "none" for source in job.spec.sources.values()):

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SpecError
+from headrace.extras import require
 from headrace.lifecycle import ExitCode
 from headrace.pserver.consistency.modes import policy_of
 from headrace.pserver.consistency.sync import Sync
+from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.job_run import print_outcome, read_report
 from headrace.service.cluster.job_runner import JobRunner
-from headrace.service.cluster.launchers import check_launcher, open_launcher
+from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import REPORT, RERUNS, WORKERS
 from headrace.service.cluster.supervision import RestartLimits
@@ -58,7 +60,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool, as_json: bo
     Returns the exit code: 1 if a pass differs or was not compared. The rerun's store is removed if all are identical,
     unless `keep`.
     """
-    check_launcher()
+    require("torch", "training")
     commit = None if start == "0" else find_commit(job.store, start)
     with ExitStack() as held:
         if commit is not None:
@@ -70,7 +72,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool, as_json: bo
         plan = plan_rerun(plan_job(again, folder / "g1", generation=1), job.store, commit)
         # No restarts: the job's own state is safe, and a death is a finding.
         limits = RestartLimits(max_restarts=0)
-        workers = held.enter_context(open_launcher())
+        workers = held.enter_context(ProcessLauncher(Spawner()))
         launcher = JobRunner(job.spec.name, [lambda _: plan], show.on_line, launcher=workers, restarts=limits)
         with show.watching(launcher.status):
             outcome = launcher.run()

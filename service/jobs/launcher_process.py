@@ -8,8 +8,8 @@ from pathlib import Path
 from headrace.deadline import Deadline
 from headrace.durable import locked, writing
 from headrace.process import unbuffered
+from headrace.service.cluster.runtime import PYTHON
 from headrace.service.cluster.store import PAUSED, RUN, in_use
-from headrace.service.cluster.worker_plan import PYTHON
 from headrace.service.jobs.activation import Fence
 from headrace.service.jobs.builds import variables_for
 from headrace.service.jobs.decisions import ObservedState

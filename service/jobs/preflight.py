@@ -10,11 +10,11 @@ from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import check_free
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import check_launcher
 from headrace.trainer.models.user_classes import check_class
 from headrace.trainer.own_metrics import check_metric
 from headrace.trainer.rank0.logged_specs import replay_first
@@ -41,7 +41,7 @@ def check_job(job: LoadedJob) -> str | None:
         except SpecError as error:
             missing = str(error)
     _check_prediction(job, tensors=False)
-    check_launcher(job.spec.cluster.launcher)  # last: mistakes in the spec are found where nothing can be trained
+    check_launcher(job.spec.cluster)  # last: mistakes in the spec are found where nothing can be trained
     return missing
 
 
@@ -50,7 +50,7 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
     if _check_start(job, fresh=fresh):
         check_carried(job)
     _check_prediction(job, fresh=fresh)
-    check_launcher(job.spec.cluster.launcher)
+    check_launcher(job.spec.cluster)
 
 
 def _check_prediction(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -> None:

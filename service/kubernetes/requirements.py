@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 from headrace.address import is_wildcard, parse_address
 from headrace.errors import SpecError
 from headrace.secrets import references_of
-from headrace.service.cluster.launchers import EXTERNAL
 from headrace.service.kubernetes.config import ManifestSettings
 from headrace.service.kubernetes.workloads import HEAD_PORTS
 from headrace.service.spec.config import WorkerResources
 from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.launchers import EXTERNAL
 from headrace.trainer.spec.class_rules import has_divided_classes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")

@@ -21,12 +21,12 @@ from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.lifecycle import on_stop_signal
 from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.run_folder import run_folder, write_private
 from headrace.service.cluster.store import REPORT
 from headrace.service.history.paired_test import JobComparison, PairedResult, compare_jobs
 from headrace.service.planning.sweep_settings import SweepSetting
 from headrace.service.spec.job import LoadedJob, load_job
+from headrace.service.spec.launchers import check_launcher
 from headrace.service.spec.side_groups import group_overrides
 
 SAMPLES, RESULTS, OUTPUT, MARK, PRIVATE = "samples", "sweep.json", "output.txt", "SWEEP", "private"
@@ -84,7 +84,7 @@ class Sweep:
         loaded = [self._loaded(number) for number in range(len(settings))]
         for each in loaded:
             check_swept(each)
-            check_launcher(each.spec.cluster.launcher)
+            check_launcher(each.spec.cluster)
         self._groups = [group_overrides(each.spec, SUFFIX) for each in loaded]
 
     def run(self, jobs: int, show: Callable[[str], None]) -> list[SweepResult]:

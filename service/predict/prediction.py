@@ -24,7 +24,8 @@ from headrace.durable import locked, writing
 from headrace.errors import DeadlineExceeded, SpecError
 from headrace.extras import require
 from headrace.secrets import check_shown
-from headrace.service.cluster.launchers import open_launcher
+from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.runtime import OnLine
 from headrace.service.cluster.store import in_use
@@ -273,7 +274,7 @@ def _make_parts(
         with (
             run_folder(folder / f"try-{attempt}") as live,
             run_folder(private / f"try-{attempt}") as run_private,
-            open_launcher() as launcher,
+            ProcessLauncher(Spawner()) as launcher,
             WorkerGroup(job, launcher, on_line, check) as crew,
         ):
             folders = PredictionFolders(output=output.folder, commit=version.commit, live=live, private=run_private)

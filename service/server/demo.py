@@ -34,7 +34,6 @@ from headrace.printable import print_printable
 from headrace.process import run
 from headrace.service.auth.config import AccessSection, AllowSection
 from headrace.service.cluster.job_run import read_report
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import REPORT, marker_of, remove
 from headrace.service.history.fork_of_job import fork
 from headrace.service.jobs.config import LimitsSection, ServiceConfig
@@ -46,6 +45,7 @@ from headrace.service.monitor.shows import LINE_EVERY_S
 from headrace.service.server.examples import EXAMPLES
 from headrace.service.server.serve import running_service
 from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.launchers import check_launcher
 from headrace.trainer.checkpoint.commits import Commits, order_of
 from headrace.trainer.job_status import Measures, Status, numbers, read
 from headrace.trainer.run_report import RunReport
@@ -263,7 +263,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     """
     job, late = demo_job(root, events, overrides, time.time()), late_job(root)  # 1
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
-    check_launcher(job.spec.cluster.launcher)
+    check_launcher(job.spec.cluster)
     address = listen or free_address(LISTEN)
     clear_root(root)
     logging.getLogger("headrace.service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.address import LOOPBACK, LOOPBACK_INTERFACE, format_address, is_loopback, parse_address
 from headrace.config import Duration, PositiveDuration, Section, Size
+from headrace.service.spec.launchers import LauncherName
 from headrace.text_kinds import TextKind
 
 NOBODY_JOINS = format_address(LOOPBACK, 0)
@@ -63,7 +64,7 @@ class ClusterSection(Section):
     """Whether everybody on the network of `interface` is trusted. Calls and rows are encrypted and both ends prove
     their identity. Collectives of the trainers (gloo, NCCL) are neither encrypted nor authenticated by their makers:
     on a network that strangers reach they can be read and changed."""
-    launcher: Literal["local", "external", "ray"] = "local"
+    launcher: LauncherName = "local"
     """"local": processes of this machine; "external": started by you, by torchrun or by an orchestrator, as
     `headrace worker --join`; "ray": placed by a Ray cluster, of which this machine is a node."""
     node_timeout: PositiveDuration = 30.0

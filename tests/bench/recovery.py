@@ -25,15 +25,14 @@ import numpy as np
 
 from headrace.codec import plain
 from headrace.config import validate
-from headrace.service.cluster.child import Starter, WorkerProcess
-from headrace.service.cluster.forkserver import ForkingStarter
+from headrace.service.cluster.child import ForkingStarter, Starter, WorkerProcess
 from headrace.service.cluster.generation_plans import GenerationPlans
-from headrace.service.cluster.job_run import preloaded
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import WORKERS, claimed
 from headrace.service.cluster.supervision import RestartLimits
+from headrace.service.cluster.worker_plan import preloaded
 from headrace.service.spec.job import Job, LoadedJob
 from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from headrace.deadline import Deadline
-from headrace.errors import SpecError, Unwritable
+from headrace.errors import Unwritable
 from headrace.identity.authority import open_authority
 from headrace.identity.join_token import FILE, open_token
 from headrace.service.cli.worker_command import RANKS
-from headrace.service.cluster.child import Spawner
-from headrace.service.cluster.external import JoinPoint
-from headrace.service.cluster.launchers import EXTERNAL, LAUNCHERS, RAY, LauncherSettings, open_launcher
+from headrace.service.cluster.child import Spawner, local_starter
+from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.ray_launcher import RayLauncher
 from headrace.service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
-from headrace.service.cluster.worker_plan import LOCAL
+from headrace.service.spec.launchers import EXTERNAL, LAUNCHERS, RAY
 from tests import ray_cluster
 from tests.fakes.launch import PRELOAD, fake_worker
 
@@ -32,6 +32,12 @@ ROOT = Path(__file__).parents[2]
 RAY_CLUSTER = "HEADRACE_TEST_RAY"
 """Variable with the address of the tests' Ray cluster."""
 ORPHANING = [["note_pid"], ["spawn"], ["say", "up"], ["sleep"]]
+
+
+@contextmanager
+def forked():
+    with local_starter(PRELOAD) as starter, ProcessLauncher(starter) as launcher:
+        yield launcher
 
 
 @contextmanager
@@ -86,8 +92,7 @@ def join_point(folder):
 @contextmanager
 def on_ray():
     with tempfile.TemporaryDirectory() as folder:
-        settings = LauncherSettings(join=join_point(Path(folder)), ray_address=os.environ[RAY_CLUSTER])
-        with open_launcher(settings, RAY) as launcher:
+        with RayLauncher(join_point(Path(folder)), os.environ[RAY_CLUSTER]) as launcher:
             try:
                 yield launcher
             finally:
@@ -98,7 +103,7 @@ def on_ray():
 def with_agents():
     with tempfile.TemporaryDirectory() as folder:
         agents = Agents(Path(folder))
-        with open_launcher(LauncherSettings(join=agents.point), EXTERNAL) as launcher:
+        with ExternalLauncher(agents.point) as launcher:
             agents.watch(launcher)
             try:
                 yield launcher
@@ -108,7 +113,7 @@ def with_agents():
 
 
 OPEN = {
-    "local": lambda: open_launcher(LauncherSettings(preload=PRELOAD), LOCAL),
+    "local": forked,
     "local, not forked": from_nothing,
     "external": with_agents,
     "ray": on_ray,
@@ -199,12 +204,7 @@ def world(request, tmp_path, monkeypatch):
 
 
 def test_every_known_launcher_is_tested_here():
-    assert {name.partition(",")[0] for name in OPEN} == set(LAUNCHERS)
-
-
-def test_an_unknown_launcher_is_refused_with_the_known_names():
-    with pytest.raises(SpecError, match="cluster.launcher: there is no launcher 'nomad'; known: external, local, ray"):
-        open_launcher(name="nomad")
+    assert {name.partition(",")[0] for name in OPEN} == set(LAUNCHERS.names())
 
 
 # -- start

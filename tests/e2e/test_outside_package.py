@@ -40,6 +40,8 @@ lr = 0.01
 [dense.schedule]
 kind = "steps"
 first = 150
+[cluster]
+launcher = "noting"
 [store]
 path = "store"
 """
@@ -79,6 +81,7 @@ def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
     assert ended.returncode == 0, ended.stderr
     report = json.loads((world[0] / "store" / "report.json").read_text())
     assert report["events"] == report["samples"] == 300
+    assert (world[0] / "noted").read_text() == "trainer-0"
 
 
 def test_its_settings_are_in_the_schema_and_in_messages(world):
@@ -89,6 +92,8 @@ def test_its_settings_are_in_the_schema_and_in_messages(world):
     assert refused.returncode and "sources.events.events: " in refused.stderr
     refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.kind=rump")
     assert "did you mean 'ramp'?" in refused.stderr
+    refused = headrace(world, "spec", "check", "job.toml", "--set", "cluster.shards=1")
+    assert refused.returncode and "cluster.shards: the noting launcher starts no shards" in refused.stderr
 
 
 def test_without_the_package_its_kinds_are_unknown(world):

@@ -8,13 +8,12 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from headrace.service.cluster.child import Spawner, Starter
-from headrace.service.cluster.forkserver import ForkingStarter
+from headrace.service.cluster.child import ForkingStarter, Spawner, Starter
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.local import ProcessLauncher
-from headrace.service.cluster.runtime import Launcher, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import PYTHON, Launcher, WorkerRole, WorkerSpec
 from headrace.service.cluster.supervision import EndingLimits, RestartLimits
-from headrace.service.cluster.worker_plan import PYTHON, JobPlan
+from headrace.service.cluster.worker_plan import JobPlan
 
 WORKER = (*PYTHON, "tests.fakes.worker")
 """Found by PYTHONPATH."""

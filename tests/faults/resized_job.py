@@ -21,12 +21,13 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import HeadraceError
 from headrace.rpc.job_client import JobClient
+from headrace.service.cluster.child import local_starter
 from headrace.service.cluster.generation_plans import GenerationPlans
-from headrace.service.cluster.job_run import preloaded
 from headrace.service.cluster.job_runner import JobRunner
-from headrace.service.cluster.launchers import LauncherSettings, open_launcher
+from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import WORKERS, claimed
+from headrace.service.cluster.worker_plan import preloaded
 from headrace.service.faults.injection import AT_ONCE
 from headrace.service.spec.job import LoadedJob, load_job
 from tests.integration.stream_job import SPEC, write_job
@@ -129,7 +130,8 @@ def run(
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
         folder = held.enter_context(run_folder(store / WORKERS))
-        launcher = held.enter_context(open_launcher(LauncherSettings(preload=preloaded(job.cluster))))
+        starter = held.enter_context(local_starter(preloaded(job.cluster)))
+        launcher = held.enter_context(ProcessLauncher(starter))
         resizer, plans = Resizer(job, sizes), GenerationPlans(job, folder, spare=True)
         runner = JobRunner(
             job.spec.name,

@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 
-from headrace.service.cluster.launchers import EXTERNAL
+from headrace.service.spec.launchers import EXTERNAL
 from tests.fakes.agents import AgentProcess
 from tests.fakes.devices import machine_of_its_own, needs_gpu
 from tests.faults.test_dense_kills import assert_deaths_change_nothing, ten_deaths

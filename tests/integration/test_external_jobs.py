@@ -12,7 +12,7 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.identity.join_token import JoinToken, read_token
-from headrace.service.cluster.launchers import EXTERNAL
+from headrace.service.spec.launchers import EXTERNAL
 from tests.fakes.agents import AgentProcess, children_of
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import SPEC, lines

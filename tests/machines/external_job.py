@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.address import format_address
 from headrace.deadline import Deadline
-from headrace.service.cluster.launchers import EXTERNAL
+from headrace.service.spec.launchers import EXTERNAL
 from tests import s3_server
 from tests.machines.network import Machine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.service.cluster.launchers import EXTERNAL, LOCAL
+from headrace.service.spec.launchers import EXTERNAL, LOCAL
 from tests.integration.followed_job import FollowedJob
 from tests.integration.test_feed import committed
 from tests.machines.external_job import HEADRACE, PORT, setting

@@ -16,7 +16,7 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.pserver.config import TableSection
 from headrace.pserver.feed.publisher import MAX_WAITING_BYTES
-from headrace.service.cluster.launchers import LOCAL
+from headrace.service.spec.launchers import LOCAL
 from headrace.trainer.journal.records import RecordKind
 from tests.integration.test_feed import committed
 from tests.machines.external_job import HEADRACE, PORT, started

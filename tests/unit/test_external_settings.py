@@ -6,10 +6,10 @@ from headrace import extras
 from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.service.cli.worker_command import ranks_of
-from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.machine import input_files
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import load_job
+from headrace.service.spec.launchers import check_launcher
 
 
 def test_ranks_come_from_the_environment_where_they_are_set():
@@ -64,8 +64,8 @@ def test_ray_is_refused_where_it_is_not_installed(monkeypatch):
     with pytest.raises(
         SpecError, match=r"cluster.launcher: every machine of a Ray cluster needs Ray, .*headrace\[ray\]"
     ):
-        check_launcher("ray")
-    check_launcher("external")
+        check_launcher(validate(ClusterSection, {"launcher": "ray", "ray_address": "127.0.0.1:6379"}))
+    check_launcher(validate(ClusterSection, {"launcher": "external"}))
 
 
 def test_the_inputs_of_a_job_are_its_generator_its_model_and_its_source_files(tmp_path):

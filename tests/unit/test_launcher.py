@@ -23,9 +23,8 @@ from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.retry import Backoff
 from headrace.rpc.role import RoleClient
 from headrace.service.cluster import job_runner, supervision
-from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.child import ForkingStarter, Spawner
 from headrace.service.cluster.fetched_commits import HeadReplaced
-from headrace.service.cluster.forkserver import ForkingStarter
 from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.runtime import TAIL_LINES
@@ -563,7 +562,7 @@ def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped
 
 
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
-    monkeypatch.setattr("headrace.service.cluster.forkserver.TOLD_S", 0.2)
+    monkeypatch.setattr("headrace.service.cluster.child.TOLD_S", 0.2)
     rank0 = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
     launcher, stopped = world.make([SHARD], [rank0]), []
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.service.cluster.forkserver import ForkingStarter
-from headrace.service.cluster.worker_plan import PYTHON
+from headrace.service.cluster.child import ForkingStarter
+from headrace.service.cluster.runtime import PYTHON
 from tests.integration.running_job import runs
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork(
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (
         "import headrace.service.spec.config, importlib, threading, pathlib\n"
-        "from headrace.service.cluster.job_run import preloaded\n"
+        "from headrace.service.cluster.worker_plan import preloaded\n"
         "for m in preloaded(headrace.service.spec.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
         "assert threading.active_count() == 1;"
         "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
