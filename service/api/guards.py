@@ -19,8 +19,8 @@ from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.commit_lookup import reader
-from headrace.service.history.kept_ages import read_ages
 from headrace.service.history.slot_report import JobReport, SlotOrder, ranked, report_of
+from headrace.service.history.version_ages import read_ages
 from headrace.trainer.checkpoint.commits import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["guards"], route_class=AuthorizedRoute)

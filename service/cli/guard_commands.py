@@ -15,7 +15,7 @@ from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
-    from headrace.service.history.kept_ages import MeasuredAges
+    from headrace.service.history.version_ages import MeasuredAges
 
 app = typer.Typer()
 
@@ -84,7 +84,7 @@ def freshness(
 
     Example: headrace freshness job.toml --versions 4 --horizon 2d
     """
-    from headrace.service.history.kept_ages import of_message, read_ages
+    from headrace.service.history.version_ages import of_message, read_ages
 
     if (name := remote_name(job, url)) is not None:
         if not last:
@@ -100,9 +100,8 @@ def freshness(
 
 def _measure_ages(job: Path, overrides: list[str], versions: int, horizon: str) -> "MeasuredAges":
     """Run old versions again, and keep what came of it."""
-    from headrace.service.history import version_ages
     from headrace.service.history.frozen_runs import frozen_parts
-    from headrace.service.history.kept_ages import keep_ages
+    from headrace.service.history.version_ages import costs_of, keep_ages
     from headrace.trainer.journal.log import read_history
 
     loaded = load_run(job, overrides)
@@ -111,11 +110,11 @@ def _measure_ages(job: Path, overrides: list[str], versions: int, horizon: str) 
     if not parts:
         raise SpecError("no pass that a version did not learn is so young; give a longer time", "--horizon")
     used = sorted({part.version for part in parts})
-    return keep_ages(loaded.store, passes, used, version_ages.costs_of(parts))
+    return keep_ages(loaded.store, passes, used, costs_of(parts))
 
 
 def _print_ages(found: "MeasuredAges | None", as_json: bool) -> None:
-    from headrace.service.history.kept_ages import format_measured
+    from headrace.service.history.version_ages import format_measured
 
     if as_json:
         print(json.dumps(None if found is None else found.message(), indent=2))

@@ -45,7 +45,7 @@ RUN = "run.json"
 REPORT = "report.json"
 """Rank 0's report at the end of a run; removed when the run continues."""
 FRESHNESS = "freshness.json"
-"""The last result of `headrace freshness`; see service.history.kept_ages."""
+"""The last result of `headrace freshness`; see service.history.version_ages."""
 WORKERS = run_files.WORKERS
 """Private files of the running workers; removed with them."""
 HANDOVER = "handover"

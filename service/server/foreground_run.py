@@ -14,7 +14,7 @@ from headrace.printable import print_printable
 from headrace.service.cluster.job_run import open_run, print_outcome
 from headrace.service.cluster.store import REPORT
 from headrace.service.cluster.store_defaults import with_store_defaults
-from headrace.service.history.kept_ages import brief_lines, read_ages
+from headrace.service.history.version_ages import brief_lines, read_ages
 from headrace.service.jobs.preflight import check_run
 from headrace.service.monitor.shows import Show
 from headrace.service.predict.after_training import RunThenPredict, prediction_lines

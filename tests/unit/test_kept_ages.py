@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from headrace.documents import InvalidDocument
 from headrace.service.api.schemas import finite
 from headrace.service.cluster.store import FRESHNESS, MADE_BY_A_RUN
-from headrace.service.history import kept_ages
-from headrace.service.history.kept_ages import brief_lines, format_measured, keep_ages, of_message, read_ages
-from headrace.service.history.version_ages import AgeCost
+from headrace.service.history import version_ages
+from headrace.service.history.version_ages import (
+    AgeCost,
+    brief_lines,
+    format_measured,
+    keep_ages,
+    of_message,
+    read_ages,
+)
 from headrace.service.server.foreground_run import _age_lines
 from headrace.service.ui.api_client import RequestRefused
 from headrace.service.ui.job_guards import (
@@ -46,20 +52,20 @@ def test_what_is_kept_is_read_back(tmp_path_factory, found, versions):
 
 
 def test_it_is_bounded_and_the_bound_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_ages, "MAX_COSTS", 2)
+    monkeypatch.setattr(version_ages, "MAX_COSTS", 2)
     kept = keep_ages(tmp_path, 7, [1], [COST] * 5)
     assert len(kept.ages) == 2 and list(format_measured(kept))[-1] == "and 3 more lines, which are not kept"
 
 
 def test_the_largest_result_is_shorter_than_what_is_read(tmp_path):
     long = AgeCost("t" * 64, "logloss", *[-math.pi * 1e-9] * 2, *[10**9] * 3, *[-math.pi * 1e-9] * 5)
-    keep_ages(tmp_path, 10**9, range(10**9, 10**9 + 64), [long] * kept_ages.MAX_COSTS)
-    assert (tmp_path / FRESHNESS).stat().st_size < kept_ages.MAX_BYTES
+    keep_ages(tmp_path, 10**9, range(10**9, 10**9 + 64), [long] * version_ages.MAX_COSTS)
+    assert (tmp_path / FRESHNESS).stat().st_size < version_ages.MAX_BYTES
 
 
 def test_a_store_without_one_a_newer_one_and_a_damaged_one(tmp_path):
     assert read_ages(tmp_path) is None and list(_age_lines(tmp_path)) == []
-    (tmp_path / FRESHNESS).write_text(json.dumps({"format": kept_ages.FORMAT + 1, "ages": "of another kind"}))
+    (tmp_path / FRESHNESS).write_text(json.dumps({"format": version_ages.FORMAT + 1, "ages": "of another kind"}))
     assert read_ages(tmp_path) is None
     (tmp_path / FRESHNESS).write_text(json.dumps({"format": 1, "ages": 3}))
     with pytest.raises(InvalidDocument, match="no result of `headrace freshness`"):
