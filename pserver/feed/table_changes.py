@@ -158,7 +158,7 @@ class TableFeed:
                 rows_U = self._rows.look_up(keys_U)
                 there = self._copied(rows_U[rows_U != kernels.EMPTY], since)
             away_U = keys_U[rows_U == kernels.EMPTY]
-            found_A, words_FW = self._rows.find_stored(away_U)
+            found_A, words_FW = self._rows.stored.get(away_U)
         if not len(words_FW):
             return there
         newer_F = words_FW[:, 1] > since
@@ -184,7 +184,7 @@ class TableFeed:
             if len(piece.keys_P):
                 yield piece
             pause(PAUSE_S)
-        for keys_U, words_UW in self._rows.stored():
+        for keys_U, words_UW in self._rows.stored.scan():
             keys_U = keys_U[words_UW[:, 1] > since]  # a row changed since its commit is in memory, or was published
             for begin in range(0, len(keys_U), STORED_ROWS):
                 piece = self.read(keys_U[begin : begin + STORED_ROWS], since)

@@ -97,7 +97,11 @@ class Deletions:
                 rows_U = self.rows.look_up(keys_U)
                 present_U = rows_U[rows_U != kernels.EMPTY]
                 self._remove(present_U[self.rows.columns["changed_version"][present_U] != 0])
-            self.rows.forget_stored(keys_U[rows_U == kernels.EMPTY])
+            away_U = keys_U[rows_U == kernels.EMPTY]
+            found_A, words_FW = self.rows.stored.get(away_U)
+            if len(words_FW):
+                with self.counting:
+                    self._note_deleted(away_U[found_A], groups_of(words_FW))
 
     # --- rows of a store ---------------------------------------------------------------------------------------------
 
@@ -111,15 +115,11 @@ class Deletions:
                 self._note_deleted(keys_U[fresh_U], groups_of(words_UW[fresh_U]))
         return went_U | absent_U
 
-    def note_deleted(self, keys_U: U64, group_U: U16) -> None:
-        """Note that rows which are only in the store are deleted."""
-        with self.counting:
-            self._note_deleted(keys_U, group_U)
-
     def _note_deleted(self, keys_U: U64, group_U: U16) -> None:
+        """Note that rows which are only in the store are deleted; within `counting`."""
         self.gone.add(keys_U, group_U)
         self._deleted_G += np.bincount(group_U, minlength=NUM_GROUPS)
-        self.rows.left(len(keys_U))
+        self.rows.stored.left(len(keys_U))
         self.on_deleted(keys_U)
 
     # --- all rows ----------------------------------------------------------------------------------------------------
@@ -133,15 +133,30 @@ class Deletions:
                 with self.rows.removing():
                     self.purge_within(self._piece(begin))
                 yield
-            num_stored = self.rows.num_stored  # before the read: rows written meanwhile are not in it
-            for keys_U, words_UW in self.rows.stored():
+            num_writes = self.rows.stored.num_writes  # before the read: rows written meanwhile are not in it
+            for keys_U, words_UW in self.rows.stored.scan():
                 for begin in range(0, len(keys_U), STORED_PIECE_ROWS):
                     self.gone.make_room(STORED_PIECE_ROWS)
                     piece = keys_U[begin : begin + STORED_PIECE_ROWS], words_UW[begin : begin + STORED_PIECE_ROWS]
-                    self.rows.sweep_stored(piece, num_stored, self.purge_within)
+                    self._sweep_stored(*piece, num_writes)
                     yield
             self._life.swept(upto)
         self.on_swept()
+
+    def _sweep_stored(self, keys_U: U64, words_UW: U32, num_writes: int) -> None:
+        """Delete those rows that a shrink took; they were read from the store after `num_writes` writes."""
+        suspect_U = self.is_deleted(keys_U, words_UW, found_out=False)
+        if not suspect_U.any():
+            return
+        with self.rows.still:
+            keys_U, words_UW = keys_U[suspect_U], words_UW[suspect_U]
+            with self.rows.removing():
+                self.purge_within(self.rows.look_up(keys_U))  # rows loaded into memory since the shrink acted
+            away_U = self.rows.resident(keys_U) == kernels.EMPTY
+            if num_writes == self.rows.stored.num_writes:
+                self.is_deleted(keys_U[away_U], words_UW[away_U], found_out=True)
+            else:  # the present rows: one may have been loaded, changed and evicted again
+                self.rows.stored.get(keys_U[away_U])
 
     def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
         """The rows that `shrink` would delete now, among those that the open pass has not changed.

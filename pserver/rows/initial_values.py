@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
-from headrace.keys import GOLDEN, MASK, mix_reference
+from headrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
 from headrace.pserver.config import Initial, TableSection
 
 F32 = NDArray[np.float32]
@@ -21,6 +21,11 @@ UNIFORM, NORMAL, ZEROS = 0, 1, 2
 """Ways to draw a vector, as kernels know them."""
 DRAWS = {Initial.UNIFORM: UNIFORM, Initial.XAVIER: UNIFORM, Initial.NORMAL: NORMAL, Initial.ZEROS: ZEROS}
 LN_2 = 0.6931471805599453
+
+
+def table_seed_of(name: str, seed: int) -> np.uint64:
+    """The seed of a table in a job with `seed`."""
+    return np.uint64(mix_reference((mix_reference(seed & MASK) + sign_of_text(name.encode()) + GOLDEN) & MASK))
 
 
 def spread_of(section: TableSection) -> float:

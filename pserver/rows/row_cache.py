@@ -9,12 +9,10 @@ holds no lock and no pin.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
 from headrace.pserver.errors import OutOfMemory
@@ -22,10 +20,10 @@ from headrace.pserver.protocol.shards import F32, U16, U64
 from headrace.pserver.rows import eviction, kernels
 from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.eviction import FREE
-from headrace.pserver.rows.row_format import HEAD, groups_of
+from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.stored_rows import DeletedRows, StoredRows
 from headrace.pserver.rows.table_rows import I32, MAX_LOAD, MAX_ROWS, U32, RowArrays, row_bytes_of
-from headrace.pserver.store.row_store import RowStore
 
 COPIES_SHARE = 0.25
 """Share of a table's memory for copies of rows in a commit; rows and index have the rest."""
@@ -64,14 +62,6 @@ class CacheBound:
         return cls(min(max_rows, MAX_ROWS), copies_bytes // (8 + 4 * (HEAD + width)))
 
 
-class DeletedRows(Protocol):
-    """Which rows of a store are deleted, though the store may still have them."""
-
-    def __call__(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
-        """(U,) whether each row is deleted. With `found_out` rows that a shrink deleted get tombstones now."""
-        ...
-
-
 class RowCache(RowArrays):
     """The rows of a table of which only some are in memory."""
 
@@ -86,18 +76,15 @@ class RowCache(RowArrays):
         waiting: Callable[[], int],
         touched: Callable[[], int],
         is_deleted: DeletedRows,
-        note_deleted: Callable[[U64, U16], None],
     ) -> None:
         """`waiting` counts the rows that wait for a commit: changed since the last one, and in flight. `touched` counts
         those of them that the open pass changed, which no commit takes before its close. `is_deleted` says which rows
-        of the store are deleted; `note_deleted` is called with the keys deleted there."""
+        of the store are deleted."""
         bound = CacheBound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
         super().__init__(name, settings, seed, room=self.max_rows, bounded=True)
-        self._store: RowStore | None = None
-        self._num_away, self._counting = 0, threading.Lock()
+        self.stored = StoredRows(HEAD + self.width, is_deleted)
         self._waiting, self._touched = waiting, touched
-        self._is_deleted, self._note_deleted = is_deleted, note_deleted
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
         self._num_pins = 0
@@ -109,10 +96,6 @@ class RowCache(RowArrays):
     @property
     def row_bytes(self) -> int:
         return super().row_bytes + BOOKKEEPING_BYTES
-
-    def attach(self, store: RowStore, num_rows: int) -> None:
-        """Before any row exists: use `store` with its `num_rows` rows."""
-        self._store, self._num_away = store, num_rows
 
     def find(self, keys_U: U64) -> I32:
         """Loads rows from the store."""
@@ -154,47 +137,8 @@ class RowCache(RowArrays):
         with self.still:
             super().gather_present(keys_U, out_UD, purge)
             away_U = np.flatnonzero(self.resident(keys_U) == kernels.EMPTY)
-            found_A, words_FW = self._stored(keys_U[away_U])
+            found_A, words_FW = self.stored.get(keys_U[away_U])
         out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
-
-    def away(self) -> Iterator[tuple[U64, U32]]:
-        for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
-            away_U = self.resident(keys_U) == kernels.EMPTY
-            away_U &= ~self._is_deleted(keys_U, words_UW, found_out=False)
-            yield keys_U[away_U], words_UW[away_U]
-
-    @property
-    def num_stored(self) -> int:
-        return 0 if self._store is None else self._store.num_writes
-
-    def sweep_stored(self, chunk: tuple[U64, U32], num_stored: int, purge: Callable[[I32], None]) -> None:
-        keys_U, words_UW = chunk
-        suspect_U = self._is_deleted(keys_U, words_UW, found_out=False)
-        if not suspect_U.any():
-            return
-        with self.still:
-            keys_U, words_UW = keys_U[suspect_U], words_UW[suspect_U]
-            with self.removing():
-                purge(self.look_up(keys_U))
-            away_U = self.resident(keys_U) == kernels.EMPTY
-            if num_stored == self.num_stored:
-                self._is_deleted(keys_U[away_U], words_UW[away_U], found_out=True)
-            else:
-                self._stored(keys_U[away_U])  # the present rows: one may have been loaded, changed and evicted again
-
-    def forget_stored(self, keys_U: U64) -> None:
-        found_U, words_FW = self._stored(keys_U)
-        if len(words_FW):
-            self._note_deleted(keys_U[found_U], groups_of(words_FW))
-
-    def stored_words(self, keys_U: U64) -> U32:
-        return self._stored(keys_U)[1]
-
-    def find_stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        return self._stored(keys_U)
-
-    def stored(self) -> Iterator[tuple[U64, U32]]:
-        return iter(()) if self._store is None else self._store.scan()
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +148,7 @@ class RowCache(RowArrays):
         while True:
             room_made = self._num_room_made
             if group_U is None or self._waiting() < self.max_dirty:
-                complete = self._resident_pinned(keys_U, or_none=group_U is not None or self._num_away > 0)
+                complete = self._resident_pinned(keys_U, or_none=group_U is not None or self.stored.num_away > 0)
                 if complete is not None:
                     return complete
                 with self.still:
@@ -229,7 +173,7 @@ class RowCache(RowArrays):
             self._pin(rows_U)
         missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
         try:
-            found_M, words_FW = self._stored(keys_U[missing_U])
+            found_M, words_FW = self.stored.get(keys_U[missing_U])
         except BaseException:
             self._unpin(rows_U)
             raise
@@ -241,21 +185,6 @@ class RowCache(RowArrays):
             rows_U[fresh_U] = self._started(keys_U[fresh_U], group_U[fresh_U])
         rows_U[missing_U[found_M]] = self._returned(keys_U[missing_U[found_M]], words_FW)
         return rows_U
-
-    def _stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """Rows in the store of keys that are not resident; within `still`."""
-        if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
-            return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
-        found_U, words_FW = self._store.get(keys_U)
-        deleted_F = self._is_deleted(keys_U[found_U], words_FW, found_out=True)
-        if deleted_F.any():
-            found_U[np.flatnonzero(found_U)[deleted_F]] = False
-            words_FW = words_FW[~deleted_F]
-        return found_U, words_FW
-
-    def left(self, num_rows: int) -> None:
-        with self._counting:
-            self._num_away -= num_rows
 
     def _started(self, keys_U: U64, group_U: U16) -> I32:
         """New rows at their initial values."""
@@ -270,7 +199,7 @@ class RowCache(RowArrays):
             rows_U = self._numbered(keys_U)
             self.floats.hold(words_UW, rows_U)
             self.floats.unpack(frozen(words_UW), rows_U, 0, len(rows_U), self.bits())
-            self.left(len(rows_U))
+            self.stored.left(len(rows_U))
         return rows_U
 
     def _numbered(self, keys_U: U64) -> I32:
@@ -317,7 +246,7 @@ class RowCache(RowArrays):
             present = int(eviction.leave(self.index_I, self.columns["keys"], changed_R, self._pins_R, rows_U))
             self.floats.free(rows_U)
             self._free.put(rows_U)
-            self.left(-present)
+            self.stored.left(-present)
         return int(looks)
 
     def remove(self, rows_U: I32) -> None:

@@ -14,7 +14,7 @@ from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS
 from headrace.pserver.row_optimizers import RowKernels
-from headrace.pserver.rows.initial_values import DRAWS, spread_of
+from headrace.pserver.rows.initial_values import DRAWS, initialise, spread_of
 from headrace.pserver.rows.slot_classes import SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
@@ -121,6 +121,20 @@ class RowSettings:
     def class_G(self) -> NDArray[np.uint8]:  # noqa: N802  # a suffix of shape
         """(65536,) class of each slot group."""
         return self.classes.class_G
+
+    def initialise(
+        self,
+        slab_RW: F32,
+        keys_R: NDArray[np.uint64],
+        group_R: NDArray[np.uint16],
+        begin: int,
+        end: int,
+        table_seed: np.uint64,
+    ) -> None:
+        """Write the initial floats of rows begin .. end - 1, including vectors."""
+        draws = self.start_W, self.spread_G, self.draw_G, table_seed
+        initialise(slab_RW, keys_R, group_R, begin, end, self.first_order, self.num_weights, *draws)
+        self.start(slab_RW, group_R, begin, end)
 
     def start(self, slab_RW: F32, group_R: NDArray[np.uint16], begin: int, end: int) -> None:
         """Set the state of rows begin .. end - 1 as far as it depends on their weights, for rows that begin now."""

@@ -6,7 +6,6 @@ both; pserver.rows.table_rows numbers the rows, pserver.tables.table decides wha
 Shapes: U rows chosen, R rows of a table, W floats of a row as commits have them, D weights of a row, W' words of a row.
 """
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +21,6 @@ I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Columns = tuple[NDArray[Any], ...]
 """Columns of rows for digests and words; see pserver.rows.table_rows.bits_of."""
-Initialise = Callable[[F32, U64, U16, int, int], None]
-"""initialise(slab_UW, keys_U, group_U, begin, end): write the floats of new rows, including vectors."""
 
 
 class RowFloats(Protocol):
@@ -102,8 +99,8 @@ class RowFloats(Protocol):
 class Slab:
     """All floats of a row contiguous, (R, W). See RowFloats."""
 
-    def __init__(self, room: int, settings: RowSettings, initialise: Initialise) -> None:
-        self._initialise, self._settings = initialise, settings
+    def __init__(self, room: int, settings: RowSettings, table_seed: np.uint64) -> None:
+        self._settings, self._seed = settings, table_seed
         self._width = len(settings.start_W)
         self.room, self.row_bytes, self.more_bytes = room, 4 * self._width, 0
         self.slab_RW = allocate((room, self._width), np.float32)
@@ -115,11 +112,11 @@ class Slab:
         self.slab_RW, self.room = grown(self.slab_RW, used, room), room
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
-        self._initialise(self.slab_RW, keys_R, group_R, begin, end)
+        self._settings.initialise(self.slab_RW, keys_R, group_R, begin, end, self._seed)
 
     def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
         slab_UW = np.empty((len(rows_U), self._width), np.float32)
-        self._initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
+        self._settings.initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U), self._seed)
         self.slab_RW[rows_U] = slab_UW
 
     def free(self, rows_U: I32) -> None:

@@ -24,7 +24,7 @@ from headrace.pserver.rows.digest import add, digest_rows, join
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
-from headrace.pserver.rows.slab import Columns, Initialise
+from headrace.pserver.rows.slab import Columns
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -39,11 +39,11 @@ class SplitSlab:
     """Both RowSlab and RowFloats (pserver.rows.slab)."""
 
     def __init__(
-        self, room: int, settings: RowSettings, initialise: Initialise, moving: threading.RLock, *, bounded: bool
+        self, room: int, settings: RowSettings, table_seed: np.uint64, moving: threading.RLock, *, bounded: bool
     ) -> None:
         """With `bounded` there are never more rows, so vectors never move; spare ones take no memory."""
         assert settings.extends and settings.first_order
-        self._initialise, self._moving = initialise, moving
+        self._seed, self._moving = table_seed, moving
         self._settings = settings
         self._head_H, self._vector_X = (np.flatnonzero(settings.parts_W == part) for part in (0, 1))
         self._width = len(settings.start_W)
@@ -92,7 +92,7 @@ class SplitSlab:
     def _give(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
         """Give rows their vectors, at initial values."""
         floats_UW = np.empty((len(rows_U), self._width), np.float32)
-        self._initialise(floats_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
+        self._settings.initialise(floats_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U), self._seed)
         with self._moving:
             numbers_U = self._numbered(len(rows_U))
             self.vectors_VX[numbers_U] = floats_UW[:, self._vector_X]

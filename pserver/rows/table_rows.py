@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import F32, U16, U64
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import FreeNumbers, grown
 from headrace.pserver.rows.arrays import allocate as allocate
 from headrace.pserver.rows.arrays import frozen as frozen
-from headrace.pserver.rows.initial_values import initialise
+from headrace.pserver.rows.initial_values import table_seed_of
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.slab import RowFloats, Slab
 from headrace.pserver.rows.split_slab import SplitSlab
+from headrace.pserver.rows.stored_rows import StoredRows
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -67,7 +67,9 @@ class RowArrays:
         """How rows are initialised and learn."""
         self.num_weights = settings.num_weights
         """D: floats of a row that a model reads."""
-        self.seed = np.uint64(mix_reference((mix_reference(seed & MASK) + sign_of_text(name.encode()) + GOLDEN) & MASK))
+        self.seed = table_seed_of(name, seed)
+        self.stored = StoredRows(HEAD + self.width, _none_is_deleted)
+        """The rows that are not in memory."""
         self._numbering = threading.Lock()
         self.moving = threading.RLock()
         self.still = threading.Lock()
@@ -80,9 +82,9 @@ class RowArrays:
         room = room or START_ROWS
         self.index_I = empty_index(room)
         self.floats: RowFloats = (
-            SplitSlab(room, settings, self.initialise, self.moving, bounded=bounded)
+            SplitSlab(room, settings, self.seed, self.moving, bounded=bounded)
             if settings.extends
-            else Slab(room, settings, self.initialise)
+            else Slab(room, settings, self.seed)
         )
         """Weights and optimizer state."""
         self.columns: dict[str, NDArray[Any]] = {column: allocate((room,), dtype) for column, dtype in COLUMNS.items()}
@@ -246,36 +248,10 @@ class RowArrays:
 
     def away(self) -> Iterator[tuple[U64, U32]]:
         """Keys and words of the rows that are not in memory; while `still` is held."""
-        return iter(())
-
-    def stored(self) -> Iterator[tuple[U64, U32]]:
-        """All rows of the store now, including rows in memory and deleted rows."""
-        return iter(())
-
-    @property
-    def num_stored(self) -> int:
-        """Number of writes to the store."""
-        return 0
-
-    def sweep_stored(self, chunk: tuple[U64, U32], num_stored: int, purge: Callable[[I32], None]) -> None:
-        """Delete those rows of `chunk` that a shrink took; it was read from the store after `num_stored` writes.
-
-        `purge` as in `gather_present`, for rows loaded into memory since the shrink acted.
-        """
-
-    def left(self, num_rows: int) -> None:
-        """Note that this many rows are no longer only in the store: they are loaded or deleted."""
-
-    def stored_words(self, keys_U: U64) -> U32:
-        """(found, W') words of those keys that have a row outside memory; while `still` is held."""
-        return np.empty((0, HEAD + self.width), np.uint32)
-
-    def find_stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """For keys outside memory: which have a row, (U,), and their words; while `still` is held."""
-        return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
-
-    def forget_stored(self, keys_U: U64) -> None:
-        """Delete rows of keys outside memory; while `still` is held."""
+        for keys_U, words_UW in self.stored.scan() if self.stored.num_away else ():
+            away_U = self.resident(keys_U) == kernels.EMPTY
+            away_U &= ~self.stored.is_deleted(keys_U, words_UW, found_out=False)
+            yield keys_U[away_U], words_UW[away_U]
 
     def make_room(self, num_rows: int) -> None:
         """Grow to `num_rows` rows in all, at once rather than by doubling."""
@@ -289,14 +265,6 @@ class RowArrays:
         self.floats.start(begin, end, self.columns["keys"], self.columns["group"])
         for column in STATISTICS:
             self.columns[column][begin:end] = 0
-
-    def initialise(self, slab_RW: F32, keys_R: U64, group_R: U16, begin: int, end: int) -> None:
-        """Write the initial floats of keys begin .. end - 1, including vectors."""
-        own = self.settings
-        first_order, num_weights = own.first_order, own.num_weights
-        draws = own.start_W, own.spread_G, own.draw_G, self.seed
-        initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, *draws)
-        own.start(slab_RW, group_R, begin, end)
 
     def _grow(self, num_rows: int) -> None:
         """Double the arrays that are too small for `num_rows`. Spare rows take no memory yet."""
@@ -313,6 +281,10 @@ class RowArrays:
                 self.marks_R = grown(self.marks_R, used, room)
                 for column in COLUMNS:
                     self.columns[column] = grown(self.columns[column], used, room)
+
+
+def _none_is_deleted(keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
+    return np.zeros(len(keys_U), np.bool_)
 
 
 def row_bytes_of(width: int) -> int:

@@ -95,7 +95,7 @@ class TableSnapshots:
         """Before any row exists: use `store` with its `num_rows` rows."""
         self._load_facts(lives, admission)
         if isinstance(self.rows, RowCache):
-            self.rows.attach(store, sum(rows_by_group.values()))
+            self.rows.stored.attach(store, sum(rows_by_group.values()))
             for group, count in rows_by_group.items():
                 self.deletions.made_G[group] = count
             return
@@ -168,7 +168,7 @@ class TableSnapshots:
             if bounded:
                 made_G += np.bincount(groups_of(words_FW), minlength=NUM_GROUPS)  # 3
                 made_G -= np.bincount(groups_of(before_FW), minlength=NUM_GROUPS)
-                self.rows.left(len(before_FW) - len(words_FW))
+                self.rows.stored.left(len(before_FW) - len(words_FW))
         if not bounded:
             self.load([(keys_U[found_U], words_FW)])
 

@@ -104,7 +104,6 @@ class ShardTable:
             waiting=self._num_waiting,
             touched=lambda: self._num_touched,
             is_deleted=self._deletions.is_deleted,
-            note_deleted=self._deletions.note_deleted,
         )
 
     @property

@@ -104,7 +104,7 @@ class TableOverview:
                     held_P = rows_P != kernels.EMPTY
                     held = RowStatistics(*(each[rows_P[held_P]] for each in self.deletions.statistics()))
                 away_P = np.flatnonzero(~held_P)
-                there_P, words_FW = self.rows.find_stored(keys_P[away_P])
+                there_P, words_FW = self.rows.stored.get(keys_P[away_P])
             away = RowStatistics.of_words(words_FW)
             for place_F, statistics in ((np.flatnonzero(held_P), held), (away_P[there_P], away)):
                 why_F = self.life.gone(statistics, np.arange(len(place_F), dtype=np.int32))
@@ -122,4 +122,4 @@ class TableOverview:
                 words_UW = np.empty((len(there_U), HEAD + self.rows.width), np.uint32)
                 keys = np.empty(len(there_U), np.uint64)
                 self.rows.floats.pack(self.rows.bits(), there_U, 0, len(there_U), keys, words_UW)
-            return np.concatenate([words_UW, self.rows.stored_words(keys_U[rows_U == kernels.EMPTY])])
+            return np.concatenate([words_UW, self.rows.stored.get(keys_U[rows_U == kernels.EMPTY])[1]])

@@ -18,9 +18,9 @@ from headrace.pserver.rows.initial_values import (
     initialise,
     normal_quantile,
     spread_of,
+    table_seed_of,
 )
 from headrace.pserver.rows.row_settings import RowSettings
-from headrace.pserver.rows.table_rows import RowArrays
 
 KEYS = st.one_of(st.integers(0, MASK), st.integers(0, 40).map(lambda n: MASK - n))
 GOLDEN_VECTORS = {
@@ -101,11 +101,11 @@ def test_a_slot_has_an_initialiser_of_its_own():
         init_range=0.5,
         slots={"zero": SlotLife(init="zeros"), "wide": SlotLife(init="uniform", init_range=2.0)},
     )
-    rows = RowArrays("t", RowSettings.of(section, {"other": 0, "zero": 1, "wide": 2}), 1)
+    settings, seed = RowSettings.of(section, {"other": 0, "zero": 1, "wide": 2}), table_seed_of("t", 1)
     keys = np.arange(3, dtype=np.uint64)
-    slab = np.empty((3, rows.width), np.float32)
-    rows.initialise(slab, keys, np.arange(3, dtype=np.uint16), 0, 3)
-    seed = int(rows.seed)
+    slab = np.empty((3, len(settings.start_W)), np.float32)
+    settings.initialise(slab, keys, np.arange(3, dtype=np.uint16), 0, 3, seed)
+    seed = int(seed)
     assert slab[0, 1:5].tolist() == initial_vector_reference(0, 4, 0.5, seed, NORMAL).tolist()
     assert slab[1, 1:5].tolist() == [0] * 4
     assert slab[2, 1:5].tolist() == initial_vector_reference(2, 4, 2.0, seed).tolist()
@@ -113,8 +113,8 @@ def test_a_slot_has_an_initialiser_of_its_own():
 
 def test_ftrl_begins_at_the_drawn_vector():
     section = TableSection(dim=4, init="normal", init_range=0.5, optimizer=Ftrl(kind="ftrl", l1=0.1, l2=0.2))
-    rows = RowArrays("t", RowSettings.of(section, {}), 1)
-    slab = np.empty((1, rows.width), np.float32)
-    rows.initialise(slab, np.array([9], np.uint64), np.zeros(1, np.uint16), 0, 1)
-    assert slab[0, 1:5].tolist() == initial_vector_reference(9, 4, 0.5, int(rows.seed), NORMAL).tolist()
+    settings, seed = RowSettings.of(section, {}), table_seed_of("t", 1)
+    slab = np.empty((1, len(settings.start_W)), np.float32)
+    settings.initialise(slab, np.array([9], np.uint64), np.zeros(1, np.uint16), 0, 1, seed)
+    assert slab[0, 1:5].tolist() == initial_vector_reference(9, 4, 0.5, int(seed), NORMAL).tolist()
     assert (slab[0, 6:10] != 0).all(), "z holds it"

@@ -90,7 +90,7 @@ def test_a_batch_that_read_the_store_as_a_shrink_acted_brings_back_nothing_that_
 def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_stays(monkeypatch):
     world, cold_U, _ = cold_and_hot()
     world.shrink()
-    rows, sweep_stored = world.table._rows, world.table._rows.sweep_stored
+    rows, sweep_stored = world.table._rows, world.table._deletions._sweep_stored
     back_U = cold_U[:4]
 
     def late(*given):
@@ -103,7 +103,7 @@ def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_st
             assert (rows.resident(back_U) < 0).all(), "they have left"
         sweep_stored(*given)
 
-    monkeypatch.setattr(rows, "sweep_stored", late)
+    monkeypatch.setattr(world.table._deletions, "_sweep_stored", late)
     run(world.table.sweep())
     assert set(back_U) <= set(world.present())
     assert world.table.num_rows == len(world.present()) == 28

@@ -27,9 +27,10 @@ from headrace.keys import NUM_BUCKETS, sign_of
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.rows.initial_values import table_seed_of
 from headrace.pserver.rows.row_format import HEAD, pack
 from headrace.pserver.rows.row_settings import RowSettings
-from headrace.pserver.rows.table_rows import COLUMNS, RowArrays, bits_of
+from headrace.pserver.rows.table_rows import COLUMNS, bits_of
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.checkpoint.commits import (
@@ -69,8 +70,8 @@ class RowMaker:
         """`groups`: slot groups of the table's slots, by name."""
         self.name, self._section = name, section
         self._settings = RowSettings.of(section, groups)
-        self._rows = RowArrays(name, self._settings, seed, room=1)
-        self.num_words = HEAD + self._rows.width
+        self._seed, self._width = table_seed_of(name, seed), len(self._settings.start_W)
+        self.num_words = HEAD + self._width
 
     def words(self, keys_U: U64, group_U: U16, brought: SourceRows, *, exact: bool = False) -> U32:
         """(U, W') words of rows; `exact`: weights are bits, not numbers.
@@ -80,8 +81,8 @@ class RowMaker:
         if not exact:
             self._check(brought, keys_U, group_U)
         num_rows, first = len(keys_U), self._settings.first_order
-        slab_UW = np.empty((num_rows, self._rows.width), np.float32)
-        self._rows.initialise(slab_UW, keys_U, group_U, 0, num_rows)
+        slab_UW = np.empty((num_rows, self._width), np.float32)
+        self._settings.initialise(slab_UW, keys_U, group_U, 0, num_rows, self._seed)
         if first and brought.weight_R is not None:
             slab_UW[:, 0] = brought.weight_R
         whole_U = self._whole(group_U, brought)
