@@ -301,7 +301,7 @@ class ShardProcess(Section):
     seed: Seed
     """The job's seed: initial values come from it."""
     mode: str = "sync"
-    """Name of the consistency policy; see pserver.consistency.modes."""
+    """Name of the consistency policy; see pserver.consistency.policy."""
     merge: MergeSection = MergeSection()
     """See MergeSection."""
     wire: Wire = Wire.FLOAT32

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -28,6 +29,7 @@ from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
 from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
+from headrace.pserver.consistency.policy import MODES, Consistency
 from headrace.renamed_keys import Renamed
 from headrace.secrets import FORMS, is_reference
 from headrace.shared_folder import SharedFolder
@@ -120,6 +122,12 @@ class LossScaleSection(Section):
     """after so many overflows, one after the other."""
 
 
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES.names())]
+
+
 class TrainSection(Section):
     """How a training step works."""
 
@@ -128,7 +136,7 @@ class TrainSection(Section):
         "amp_black": TextKind.NAME,
     }
 
-    mode: Literal["sync", "async", "geo"] = "sync"
+    mode: ModeName = "sync"
     """Consistency of training. "sync": all trainers take each step together, and a job has the same bits at every run.
     "async": no trainer waits for another before the end of a pass; the shards apply gradients as they come. Every event
     counts once; weights differ a little from run to run. It needs dense.strategy = "shards". "geo": as "async", but
@@ -181,26 +189,19 @@ class TrainSection(Section):
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
     """Number of batches prepared ahead."""
 
+    @property
+    def policy(self) -> type[Consistency]:
+        """The mode."""
+        return MODES.load(self.mode)
+
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
-        if self.staleness and self.mode != "sync":
-            raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
-        if self.early_rows and (self.mode != "sync" or self.staleness):
-            raise ValueError(
-                'early_rows is for mode = "sync" with staleness = 0; other steps do not wait for the rows of the step '
-                "before: remove it"
-            )
-        if (self.mode == "geo") != (self.k_steps is not None):
-            raise ValueError(
-                'mode = "geo" needs k_steps, the number of batches between two exchanges'
-                if self.k_steps is None
-                else f'k_steps is for mode = "geo"; mode = "{self.mode}" exchanges in every step: remove one'
-            )
-        if self.mode != "async" and self.merge.pushes > 1:
-            raise ValueError(
-                f'merge.pushes = {self.merge.pushes} is for mode = "async"; in mode = "{self.mode}" no push waits for '
-                "so many others: remove it"
-            )
+        unset = type(self).model_construct()
+        for name in MODES.names():
+            for key, message in MODES.load(name).own.items() if name != self.mode else ():
+                if (value := attrgetter(key)(self)) != attrgetter(key)(unset):
+                    raise ValueError(message.format(value=value, chosen=self.mode))
+        self.policy.check(self)
         if (self.amp_white or self.amp_black) and self.amp == "off":
             raise ValueError('amp_white and amp_black are for amp = "bfloat16" or "float16"; remove them')
         if twice := sorted({*self.amp_white} & {*self.amp_black}):

@@ -1,4 +1,6 @@
-"""Asynchronous training: a push is applied when it comes, and no rank waits for another within a pass.
+"""Asynchronous training, and training on copies of rows: a push is applied when it comes.
+
+No rank waits for another within a pass.
 
 Half-async, with `train.merge`: a push waits for those of other ranks, at most so many and so long, and they are applied
 as one step over all their samples. So with one push it is async, and with all ranks in time it is sync.
@@ -11,8 +13,9 @@ every event counts once in all of them.
 
 from collections.abc import Mapping, Sequence
 
-from headrace.pserver.config import MergeSection
-from headrace.pserver.consistency.policy import News, Peers, StepFigures, StepsApart
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection
+from headrace.pserver.consistency.policy import Consistency, ModeKeys, News, Peers, StepFigures, StepsApart
 from headrace.pserver.consistency.sync import names
 from headrace.pserver.errors import InvalidShardCall
 
@@ -89,16 +92,16 @@ class ArrivalOrder:
         self._closed.add(rank)
 
 
-class Async:
+class Async(Consistency):
     """Asynchronous training: a push is applied when it comes."""
 
     name = "async"
     repeatable = False
     meets_in_steps = False
-    staleness = 0
-
-    def __init__(self, merge: MergeSection) -> None:
-        self._merge = merge
+    own = {
+        "merge.pushes": 'merge.pushes = {value} is for mode = "async"; in mode = "{chosen}" no push waits for so many '
+        "others: remove it"
+    }
 
     @property
     def merge_wait_s(self) -> float:
@@ -115,6 +118,45 @@ class Async:
         """The faster ranks wait."""
         peers.meet()
 
-    def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """None, since weights depend on the order of arrival."""
-        return {}
+
+class Geo(Async):
+    """Training on copies of rows: asynchronous, with one push for several batches of a rank.
+
+    A rank learns on a copy of its own and pushes what it has learnt every `train.k_steps` batches, and with the last
+    batch of a pass (trainer.train.exchanges). To a shard such a push is like any other: it is applied when it comes.
+    """
+
+    name = "geo"
+    copies_rows = True
+    own = {"k_steps": 'k_steps is for mode = "geo"; mode = "{chosen}" exchanges in every step: remove one'}
+
+    @classmethod
+    def check(cls, train: ModeKeys) -> None:
+        if train.k_steps is None:
+            raise ValueError('mode = "geo" needs k_steps, the number of batches between two exchanges')
+
+    @classmethod
+    def check_optimizers(cls, dense: str, tables: Mapping[str, TableSection]) -> None:
+        """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
+        adds_up = {"dense": (dense, dense == "sgd")}
+        adds_up |= {f"tables.{name}": (each.optimizer.kind, each.optimizer.adds_up) for name, each in tables.items()}
+        for path, (kind, adds) in adds_up.items():
+            if not adds:
+                text = f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up'
+                raise SpecError(text, f"{path}.optimizer.kind")
+        for name, table in tables.items():
+            path = f"tables.{name}"
+            if table.grad_scale == "show":
+                raise SpecError(
+                    'does not work with train.mode = "geo", whose trainers do not know all shows', f"{path}.grad_scale"
+                )
+            if table.clip_norm is not None:
+                raise SpecError(
+                    'does not work with train.mode = "geo", whose trainers push sums of several batches',
+                    f"{path}.clip_norm",
+                )
+            if table.extend_at is not None or any(slot.extend_at is not None for slot in table.slots.values()):
+                raise SpecError(
+                    'does not work with train.mode = "geo", whose trainers do not know which rows have a vector',
+                    f"{path}.extend_at",
+                )

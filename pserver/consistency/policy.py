@@ -4,15 +4,18 @@ A policy answers three questions. When is a push applied? `steps`, on a shard. W
 shard, `staleness`, `agree` and `settle` in the loop. What does a close promise? `promised`, at the close. A
 policy decides only: it holds no rows and no locks; shards wait on its behalf.
 
-The choice between policies is pserver.consistency.modes' work.
+A policy also says which keys of `train` are its own, and what it refuses.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.pserver.config import MergeSection, TableSection
+from headrace.registry import Registry
 
 News = dict[str, Any]
 """Rank 0's message to all ranks in the middle of a pass, as JSON-able data."""
@@ -108,30 +111,65 @@ class StepOrder(Protocol):
         ...
 
 
-class Consistency(Protocol):
-    """Policies have no state of their own: one object serves every pass."""
+class ModeKeys(Protocol):
+    """The keys of `train` that modes check."""
 
-    name: str
+    @property
+    def staleness(self) -> int:
+        """Steps by which rows lag behind."""
+        ...
+
+    @property
+    def early_rows(self) -> bool:
+        """Whether shards send rows before the step ends."""
+        ...
+
+    @property
+    def k_steps(self) -> int | None:
+        """Batches between two exchanges."""
+        ...
+
+
+class Consistency:
+    """A mode of consistency. A policy has no state of its own: one object serves every pass."""
+
+    name: ClassVar[str]
     """As in `train.mode`."""
-    repeatable: bool
+    repeatable: ClassVar[bool]
     """Whether a pass that is trained again has the same weights and predictions. If not, only its counts are equal."""
-    meets_in_steps: bool
+    meets_in_steps: ClassVar[bool]
     """Whether all ranks take each step together: they agree on its weight, and hear news meanwhile. If not, each weighs
     its own batches, and news reach the other ranks when a pass ends."""
+    copies_rows: ClassVar[bool] = False
+    """Whether a rank learns several batches on a copy of their rows, and pushes the sum."""
+    own: ClassVar[Mapping[str, str]] = {}
+    """Keys of `train` for this mode alone, with the message about one that is set beside another mode."""
+
+    def __init__(self, staleness: int = 0, merge: MergeSection | None = None) -> None:
+        """`train.staleness` and `train.merge`, for the modes that have them."""
+        self._staleness, self._merge = staleness, merge or MergeSection()
+
+    @classmethod
+    def check(cls, train: ModeKeys) -> None:
+        """Raise ValueError for a key of its own that is missing or wrong."""
+
+    @classmethod
+    def check_optimizers(cls, dense: str, tables: Mapping[str, TableSection]) -> None:
+        """Raise SpecError for a table that does not work with it; `dense`: the kind of the dense optimizer."""
 
     @property
     def staleness(self) -> int:
         """Loop: k, by which the rows of a step may lag behind: the push of step t goes with the pull of t + 1 + k."""
-        ...
+        return 0
 
     @property
     def merge_wait_s(self) -> float | None:
         """Shard: longest time for which an accepted push waits for others; None: until all ranks have pushed."""
-        ...
+        return None
 
     def steps(self, pass_number: int, num_ranks: int) -> StepOrder:
         """Shard: the order of the pushes of a pass that opens now."""
-        ...
+        raise NotImplementedError
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
         """Loop, before a step: the figures by which the step is weighted, and news of rank 0 where there are any. The
@@ -139,12 +177,29 @@ class Consistency(Protocol):
 
         `news` is what rank 0 has to tell; None on the other ranks. A pass ends on a rank when `num_batches` is 0.
         """
-        ...
+        raise NotImplementedError
 
     def settle(self, peers: Peers) -> None:
         """Loop, after the last push of this rank in a pass: return once the pushes of all ranks are applied."""
-        ...
+        raise NotImplementedError
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
         """Close: those of the digests that are equal whenever the pass is trained again; a replay compares them."""
-        ...
+        return dict(digests) if self.repeatable else {}
+
+
+MODES = Registry(
+    kind="mode",
+    group="headrace.modes",
+    base=Consistency,
+    own={
+        "sync": "pserver.consistency.sync:Sync",
+        "async": "pserver.consistency.asynchronous:Async",
+        "geo": "pserver.consistency.asynchronous:Geo",
+    },
+)
+
+
+def policy_of(mode: str, staleness: int = 0, merge: MergeSection | None = None) -> Consistency:
+    """The policy of `train.mode`, with `train.staleness` and `train.merge`. Raises SpecError for an unknown mode."""
+    return MODES.load(mode)(staleness, merge)

@@ -9,12 +9,17 @@ comes before the push of step s. So when all pushes of step s are here, every pu
 may be applied. A rank without batches pushes and pulls nothing, in the same order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from headrace.pserver.consistency.policy import News, Peers, StepFigures, StepsApart
+from headrace.pserver.consistency.policy import Consistency, ModeKeys, News, Peers, StepFigures, StepsApart
 from headrace.pserver.errors import InvalidShardCall
+
+EARLY = (
+    'early_rows is for mode = "sync" with staleness = 0; other steps do not wait for the rows of the step before: '
+    "remove it"
+)
 
 
 class StepBarrier:
@@ -74,16 +79,21 @@ class StepBarrier:
         self._closed.add(rank)
 
 
-class Sync:
+class Sync(Consistency):
     """Synchronous training: steps are applied in their order."""
 
     name = "sync"
     repeatable = True
     meets_in_steps = True
-    merge_wait_s = None
+    own = {
+        "staleness": 'staleness counts steps of mode = "sync"; mode = "{chosen}" has none: remove one',
+        "early_rows": EARLY,
+    }
 
-    def __init__(self, staleness: int = 0) -> None:
-        self._staleness = staleness
+    @classmethod
+    def check(cls, train: ModeKeys) -> None:
+        if train.staleness and train.early_rows:
+            raise ValueError(EARLY)
 
     @property
     def staleness(self) -> int:
@@ -103,10 +113,6 @@ class Sync:
 
     def settle(self, peers: Peers) -> None:
         """The answer to the last push came after the pushes of all ranks."""
-
-    def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """All of them."""
-        return dict(digests)
 
 
 def names(ranks: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerName, PeerRole, PeerRule
 from headrace.pserver.config import ShardProcess
-from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed import feed_server
 from headrace.pserver.proto import shard_pb2 as pb

@@ -25,7 +25,7 @@ from headrace.done_markers import DONE
 from headrace.errors import HeadraceError, SpecError
 from headrace.extras import require
 from headrace.failpoints import ArmedFailpoint, Failpoint
-from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.policy import policy_of
 from headrace.service.cluster.runtime import OnLine
 from headrace.service.cluster.store import REPORT, RERUNS
 from headrace.service.cluster.supervision import RunOutcome

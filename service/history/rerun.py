@@ -14,7 +14,7 @@ from typing import Any
 from headrace.errors import SpecError
 from headrace.extras import require
 from headrace.lifecycle import ExitCode
-from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.consistency.sync import Sync
 from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.job_run import print_outcome, read_report

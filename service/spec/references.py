@@ -49,8 +49,7 @@ def check_references(job: TrainerJob) -> None:
     _check_exports(job)
     _check_guards(job, schema)
     check_dense_rules(job)
-    if job.train.mode == "geo":
-        _check_geo(job)
+    _check_mode(job)
     check_section(job.model, Shape.of(schema, job.tables, [task.name for task in job.tasks]))
     check_class_rules(job)
     if job.train.amp == "float16" and job.train.device == "cpu":
@@ -127,34 +126,13 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
     check_slot_rules(job.tables, schema)
 
 
-def _check_geo(job: TrainerJob) -> None:
-    """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
-    dense: str = job.dense.optimizer.kind
-    adds_up = {"dense": (dense, dense == "sgd")}
-    adds_up |= {f"tables.{name}": (each.optimizer.kind, each.optimizer.adds_up) for name, each in job.tables.items()}
-    for path, (kind, adds) in adds_up.items():
-        if not adds:
-            text = f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up'
-            raise SpecError(text, f"{path}.optimizer.kind")
-    for name, table in job.tables.items():
-        path = f"tables.{name}"
-        if table.grad_scale == "show":
-            raise SpecError(
-                'does not work with train.mode = "geo", whose trainers do not know all shows', f"{path}.grad_scale"
-            )
-        if table.clip_norm is not None:
-            raise SpecError(
-                'does not work with train.mode = "geo", whose trainers push sums of several batches',
-                f"{path}.clip_norm",
-            )
-        if table.extend_at is not None or any(slot.extend_at is not None for slot in table.slots.values()):
-            raise SpecError(
-                'does not work with train.mode = "geo", whose trainers do not know which rows have a vector',
-                f"{path}.extend_at",
-            )
-    if job.metrics.infer_first:
+def _check_mode(job: TrainerJob) -> None:
+    policy = job.train.policy
+    policy.check_optimizers(job.dense.optimizer.kind, job.tables)
+    if policy.copies_rows and job.metrics.infer_first:
         raise SpecError(
-            'does not work with train.mode = "geo": it predicts with rows of the shards', "metrics.infer_first"
+            f'does not work with train.mode = "{job.train.mode}": it predicts with rows of the shards',
+            "metrics.infer_first",
         )
 
 

@@ -15,7 +15,7 @@ from headrace.dataset.stream.source import Source
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.keys import bucket_of, key_of_reference
-from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.commands import Explain
 from headrace.trainer.config import TrainerJob, WorkerConfig

@@ -55,7 +55,7 @@ def _check_divided(job: TrainerJob) -> None:
     """Raise SpecError for a key that does not work with items divided over trainers."""
     mode, dense, train = job.model.settings["mode"], job.dense, job.train
     refused = {
-        "train.mode": train.mode != "sync",
+        "train.mode": not train.policy.meets_in_steps,
         "train.staleness": train.staleness > 0,
         "train.amp": train.amp != "off",
         "train.learn": not train.learn,

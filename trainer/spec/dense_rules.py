@@ -8,19 +8,20 @@ from headrace.trainer.models.registry import MODELS
 
 def check_dense_rules(job: TrainerJob) -> None:
     """Raise SpecError for a strategy that does not work with the mode, or for a key that does not work with it."""
-    mode, strategy, kind = job.train.mode, job.dense.strategy, job.dense.kind
-    if mode != "sync" and kind.meets_in_steps:
+    mode, policy, strategy, kind = job.train.mode, job.train.policy, job.dense.strategy, job.dense.kind
+    if not policy.meets_in_steps and kind.meets_in_steps:
         raise SpecError(
             f'"{strategy}" does not work with train.mode = "{mode}", as trainers would meet in every step; set '
             'dense.strategy = "shards"',
             "dense.strategy",
         )
-    if mode == "geo" and job.dense.slice_floats is not None:
+    if policy.copies_rows and job.dense.slice_floats is not None:
         raise SpecError(
-            'train.mode = "geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
+            f'train.mode = "{mode}" exchanges the dense parameters with rows, at most every train.k_steps steps: '
+            "remove it",
             "dense.slice_floats",
         )
-    if mode != "sync" and job.dense.buffers == "sync_bn":
+    if not policy.meets_in_steps and job.dense.buffers == "sync_bn":
         raise SpecError(
             f'"sync_bn" does not work with train.mode = "{mode}", as trainers would meet in every step; use "rank0"',
             "dense.buffers",

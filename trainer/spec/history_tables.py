@@ -135,7 +135,7 @@ def _check_filled(job: TrainerJob, slot: Slot, at: str, table: str, what: str) -
 
 
 def _check_mode(job: TrainerJob, slot: Slot, what: str) -> None:
-    if job.train.mode != "sync":
+    if not job.train.policy.repeatable:
         name = "histories" if what == "a history" else what
         raise SpecError(
             f'is {job.train.mode!r}, and slot {slot.name!r} is {what}: {name} need mode = "sync"', "train.mode"

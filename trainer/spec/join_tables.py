@@ -93,7 +93,7 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
         )
     if JOIN_TABLE in job.tables:
         raise SpecError("is the table of what waits for the join; rename it", f"tables.{JOIN_TABLE}")
-    if job.train.mode != "sync":
+    if not job.train.policy.repeatable:
         raise SpecError(f'is {job.train.mode!r}; a join needs mode = "sync"', "train.mode")
 
 

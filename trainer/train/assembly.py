@@ -27,8 +27,7 @@ from headrace.failpoints import arm
 from headrace.identity.credentials import Identity
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import PartStore
-from headrace.pserver.consistency.modes import policy_of
-from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.consistency.policy import Consistency, policy_of
 from headrace.pserver.feed import feed_server
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.embedded import EmbeddedShards
