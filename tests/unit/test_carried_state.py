@@ -15,13 +15,13 @@ from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.sharded import ShardedDense
-from headrace.trainer.exports.schedule import ScheduleInput, delta_hindrance
-from headrace.trainer.exports.stream_state import ExportStreamState, LoggedExport
+from headrace.trainer.exports.stream_state import ExportStreamState, LoggedExport, ScheduleInput, delta_hindrance
 from headrace.trainer.features.default_rows import DefaultRows, widths_of
 from headrace.trainer.models.carried_weights import NotCarried
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.train.commit_state import CarriedState, weights_of
 from headrace.trainer.train.model_building import build_model
+from tests.fakes.cut import SHARED
 from tests.integration.stream_job import SPEC
 
 CPU = torch.device("cpu")
@@ -137,10 +137,10 @@ def test_counters_follow_their_slots():
 
 
 def test_the_export_after_a_change_of_the_slots_is_a_base():
-    newest = LoggedExport("0000000001-base", 1, "base", "t1", {}, "x", None)
+    newest = LoggedExport("0000000001-base", 1, "base", "t1", SHARED, "x", None)
     state = ExportStreamState(newest=newest, tracked=True, other_slots=True)
     now = ScheduleInput(
-        time_s=0.0, timeline="t1", arithmetic="x", shared={"tables": []}, ended=False, requested=None, sweeping=()
+        time_s=0.0, timeline="t1", arithmetic="x", shared=SHARED, ended=False, requested=None, sweeping=()
     )
     section = ExportSection(delta=3600.0)
     assert delta_hindrance(section, state, now) == "the slots changed"

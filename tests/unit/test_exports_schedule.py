@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,20 @@ from hypothesis import strategies as st
 
 from headrace.codec import plain, typed
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.schedule import ScheduleInput, decide, interval_began
-from headrace.trainer.exports.stream_state import ExportStreamState, LoggedExport, arithmetic_of
+from headrace.trainer.exports.stream_state import (
+    ExportFacts,
+    ExportStreamState,
+    LoggedExport,
+    ScheduleInput,
+    arithmetic_of,
+    decide,
+    interval_began,
+)
+from headrace.trainer.journal.records import ExportOperation
 from tests.fakes.cut import SHARED, export, exported
 
 HOUR = 3600.0
+FACTS = ExportFacts({}, {})
 HOURLY = ExportSection(base=24 * HOUR, delta=HOUR)
 
 
@@ -26,8 +36,8 @@ def chain_after(*bodies, begun_s=0.0, fresh=True):
     chain = ExportStreamState()
     chain.saw(begun_s, None, 1)
     for body in bodies:
-        if body["op"] == "export":
-            chain.ordered(body, {}, tracks=True)
+        if isinstance(body, ExportOperation):
+            chain.ordered(body, FACTS, tracks=True)
         else:
             chain.over(body)
     if fresh:
@@ -137,8 +147,8 @@ def test_a_person_gets_what_is_asked_for_or_a_base_and_why():
     [
         (based(), {"timeline": "t2"}, "it is the first of timeline t2"),
         (based(), {"arithmetic": "b"}, "libraries or hardware changed"),
-        (based(), {"shared": SHARED | {"dtype": "int8"}}, "dtype changed"),
-        (based(), {"shared": SHARED | {"tables": ["a"], "address": "/x"}}, "address and tables changed"),
+        (based(), {"shared": replace(SHARED, dtype="int8")}, "dtype changed"),
+        (based(), {"shared": replace(SHARED, tables=["a"], address="/x")}, "address and tables changed"),
         (based(), {"parent_gone": True}, "its parent 0000000001-base is gone"),
     ],
 )
@@ -152,7 +162,7 @@ def test_after_a_fork_the_next_is_a_base_and_then_deltas_again():
     chain.forked = True
     assert "gave other results" in decide(HOURLY, chain, now(HOUR)).why
     body = export(2, at_s=HOUR)
-    chain.ordered(body, {}, tracks=True)
+    chain.ordered(body, FACTS, tracks=True)
     chain.over(exported(body))
     chain.fresh = True
     assert decide(HOURLY, chain, now(2 * HOUR)).kind == "delta"
@@ -171,7 +181,7 @@ def test_after_a_delta_that_failed_the_next_takes_all_from_the_same_parent():
     assert (due.kind, due.parent.version, due.all) == ("delta", 1, True)
     assert chain.failed == "0000000002-delta: no room" and chain.needs_since("t1") == 1
     again = export(3, "delta", at_s=2 * HOUR)
-    chain.ordered(again, {}, tracks=True)
+    chain.ordered(again, FACTS, tracks=True)
     chain.over(exported(again))
     chain.fresh = True
     assert not decide(HOURLY, chain, now(3 * HOUR)).all
@@ -190,7 +200,7 @@ def test_a_delta_that_can_never_be_made_is_followed_by_a_base_at_once_but_a_base
     due = decide(HOURLY, chain, now(HOUR + 1))
     assert due.kind == "base" and "parent gone" in due.why
     redone = export(3, at_s=HOUR + 1)
-    chain.ordered(redone, {}, tracks=True)
+    chain.ordered(redone, FACTS, tracks=True)
     chain.over(exported(redone, "failed", final=True))
     assert decide(HOURLY, chain, now(HOUR + 2)) is None
 
@@ -202,17 +212,17 @@ def test_what_commits_must_keep():
     chain = ExportStreamState()
     assert chain.needs_since("t1") is None
     base = export(4)
-    chain.ordered(base, {}, tracks=True)
+    chain.ordered(base, FACTS, tracks=True)
     assert chain.needs_since("t1") == 4, "from the base's own commit on"
     chain.over(exported(base))
     delta = export(6, "delta")
-    chain.ordered(delta, {}, tracks=True)
+    chain.ordered(delta, FACTS, tracks=True)
     assert chain.needs_since("t1") == 4, "the delta may fail"
     chain.over(exported(delta))
     assert chain.needs_since("t1") == 6 and chain.needs_since("t2") is None
-    chain.ordered(export(9), {}, tracks=True)
+    chain.ordered(export(9), FACTS, tracks=True)
     assert chain.needs_since("t1") == 9, "after a base that fails comes a base"
-    chain.ordered(export(10), {}, tracks=False)
+    chain.ordered(export(10), FACTS, tracks=False)
     assert chain.needs_since("t1") is None
 
 
@@ -220,12 +230,12 @@ def test_the_lowest_event_time_is_since_the_parent():
     base, delta = export(1), export(2, "delta")
     chain = ExportStreamState()
     chain.saw(9.0, (5.0, 9.0), 1)
-    chain.ordered(base, {}, tracks=True)
+    chain.ordered(base, FACTS, tracks=True)
     chain.saw(12.0, (7.0, 12.0), 1)
     chain.over(exported(base))
     assert chain.low_s == 7.0
     chain.saw(13.0, (10.0, 13.0), 1)
-    chain.ordered(delta, {}, tracks=True)
+    chain.ordered(delta, FACTS, tracks=True)
     chain.saw(20.0, (18.0, 20.0), 1)
     chain.over(exported(delta, "failed"))
     assert chain.low_s == 7.0, "what the failed one lacked is in the next"
@@ -233,7 +243,7 @@ def test_the_lowest_event_time_is_since_the_parent():
 
 def test_an_end_of_another_export_is_passed_over():
     chain = ExportStreamState()
-    chain.ordered(export(2), {}, tracks=True)
+    chain.ordered(export(2), FACTS, tracks=True)
     chain.over(exported(export(1)))
     chain.over(exported(export(2, timeline="t9")))
     assert chain.flight is not None and chain.newest is None
@@ -256,9 +266,9 @@ def play(chain, steps, begin=0):
         if what == "saw":
             chain.saw(float(number), (float(number), number + 0.5) if flag else None, int(flag))
         elif what == "order" and chain.flight is None:
-            chain.ordered(export(number, kind, at_s=float(number)), {"n": number}, tracks=flag)
+            chain.ordered(export(number, kind, at_s=float(number)), ExportFacts({"n": number}, {}), tracks=flag)
         elif what == "end" and chain.flight is not None:
-            chain.over(exported(chain.cut, outcome, final=flag))
+            chain.over(exported(chain.operation, outcome, final=flag))
         elif what == "touch":
             chain.touched()
     return chain

@@ -1,8 +1,8 @@
 """Exports of a running job, on rank 0: cuts exports, has commits made for them, logs how they end.
 
-A decider (trainer.rank0.operations). trainer.exports.schedule decides what is due, trainer.exports.stream_state holds
-the state of a stream, and the exporter process makes the exports (trainer.exports.attempts). Training waits only for
-the commit of the version that is exported. Imports no torch.
+A decider (trainer.rank0.operations). trainer.exports.stream_state holds the state of a stream and decides what is due;
+the exporter process makes the exports (trainer.exports.attempts). Training waits only for the commit of the version
+that is exported. Imports no torch.
 """
 
 import logging
@@ -12,8 +12,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -26,11 +25,11 @@ from headrace.durable import REAL, writing
 from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.trainer.checkpoint.commits import Commit, Commits
-from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
-from headrace.trainer.exports.destination import ExportLocation, destination_of
 from headrace.trainer.exports.export_settings import (
     ExportSettings,
+    due_export,
+    elsewhere,
     export_operation,
     exported_operation,
     facts_of,
@@ -40,9 +39,14 @@ from headrace.trainer.exports.export_settings import (
 )
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
-from headrace.trainer.exports.rollback import RollbackState, value_of
-from headrace.trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
-from headrace.trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
+from headrace.trainer.exports.rollback import RollbackState
+from headrace.trainer.exports.stream_state import (
+    ExportStreamState,
+    LoggedExport,
+    RunningStream,
+    default_kind,
+    status_of,
+)
 from headrace.trainer.job_status import ExportStatus
 from headrace.trainer.journal.log import LogFull, Superseded
 from headrace.trainer.journal.records import (
@@ -54,7 +58,6 @@ from headrace.trainer.journal.records import (
     Operation,
     RollbackOperation,
     ShrinkOperation,
-    encode,
 )
 from headrace.trainer.rank0.operations import ClosingPass, Decider, Request
 from headrace.validation import nearest
@@ -86,15 +89,6 @@ class ExactCommits(Protocol):
         ...
 
 
-@dataclass
-class _Stream:
-    section: ExportSection
-    chain: ExportStreamState = field(default_factory=ExportStreamState)
-    requested: tuple[Kind, str] | None = None
-    """Kind and id of an export that a person requested."""
-    rollback: RollbackState = field(default_factory=RollbackState)
-
-
 class ExportsState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of all streams, as a commit holds it."""
 
@@ -117,10 +111,8 @@ class ExportCoordinator(Decider):
         self._setting, self._note = setting, note
         self._attempts = ExportAttempts(exporter, trouble=setting.trouble)
         self._commits = Commits(setting.store)
-        self._streams = {stream: _Stream(section) for stream, section in setting.streams.items()}
+        self._streams = {name: RunningStream(section) for name, section in setting.streams.items()}
         self._committer: ExactCommits | None = None
-        self._ends: dict[tuple[str, str, str], Body] = {}
-        """Logged ends that have not acted yet, by stream, timeline and name of the export."""
         self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
         """Ends that wait for room in the log."""
         self._requesting = threading.Lock()
@@ -144,30 +136,31 @@ class ExportCoordinator(Decider):
         """
         self._committer = committer
         for each in logged:
-            if isinstance(each, ExportedOperation):
-                self._ends[each.stream, each.timeline, each.name] = encode(each)
+            if isinstance(each, ExportedOperation) and each.stream in self._streams:
+                self._streams[each.stream].noted(each)
         for stream in self._streams.values():
             stream.rollback.trouble = ""  # another try
         with self._setting.exclusive():  # a rank 0 that was replaced has no say in what is another's
-            for name in self._streams:
-                if (flight := self._in_flight(name)) is not None:
+            for name, stream in self._streams.items():
+                if (flight := stream.flight) is not None:
                     self._resume(name, flight, version)
             release_other_commits(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
             remove_stages(self._setting.store, [request.stage for request in self._attempts])
 
     def _resume(self, stream: str, flight: LoggedExport, version: int) -> None:
-        request, name = self._request(stream), held_commit(self._commits, stream, flight)
-        if name is None:
-            self._over(request, _failed(flight, "its commit does not exist any more"))
-            return
+        request, name = (
+            request_of(self._setting, self._streams[stream].chain),
+            held_commit(self._commits, stream, flight),
+        )
+        why = elsewhere(self._setting, request)
         if self._setting.other_slots:
-            self._over(request, _failed(flight, "the slots of the job changed before it was made"))
-            return
-        if elsewhere := self._elsewhere(request):
-            self._over(request, _failed(flight, elsewhere))
+            why = "the slots of the job changed before it was made"
+        if name is None or why:
+            why = why if name is not None else "its commit does not exist any more"
+            self._over(request, ExportAnswer(name=flight.name, outcome="failed", error=why))
             return
         if version == flight.version and not request.stage.exists():
-            self._stage(request)
+            _stage(self._setting, request)
         self._commits.hold(name, HOLDER + stream)
         self._attempts.add(request.model_copy(update={"commit": self._commits.folder / name}))
 
@@ -190,7 +183,7 @@ class ExportCoordinator(Decider):
         self.tick()
         waits = [f"{request.name} of {request.stream}" for request in self._attempts]
         if not stopping and self._calls(ended=True):
-            if not self._sweeping():
+            if not _sweeping(self._close):
                 return False
             waits.append("one more, after tables are swept")
         if not waits and not self._unlogged:
@@ -237,9 +230,7 @@ class ExportCoordinator(Decider):
             time_s = min(close.pass_times_s[1], close.day_end_s or math.inf)
             self._clock_s = time_s if self._clock_s is None else max(self._clock_s, time_s)
         for name, stream in self._streams.items():
-            stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
-            if (watched := stream.section.rollback) is not None and close.num_samples:
-                stream.rollback.saw(watched, close.version, value_of(watched, close.metrics))
+            stream.saw(close, self._time_s(name, close))
         self._look_for_forks()
         for name, stream in self._streams.items():
             if stream.section.on_late == "wait":
@@ -247,10 +238,12 @@ class ExportCoordinator(Decider):
 
     def _wait_turn(self, name: str, close: ClosingPass) -> None:
         """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
-        section, time_s = self._streams[name].section, self._time_s(name, close)
+        stream, time_s = self._streams[name], self._time_s(name, close)
+        section = stream.section
         deadline = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
-        while self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping(), idle=True) is not None:
-            if self._in_flight(name) is None or deadline.passed():
+        sweeping = _sweeping(close)
+        while due_export(self._setting, name, stream, time_s=time_s, ended=close.ended, sweeping=sweeping, idle=True):
+            if stream.flight is None or deadline.passed():
                 return
             assert self._committer is not None, "begun"
             self._committer.finish(self._committer.version)
@@ -258,14 +251,22 @@ class ExportCoordinator(Decider):
             time.sleep(TURN_LOOK_S)
 
     def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ExportOperation | RollbackOperation]:
-        found: list[ExportOperation | RollbackOperation] = [*self._rollbacks(close, ordered)]
+        found: list[ExportOperation | RollbackOperation] = []
+        logged = {each.stream for each in ordered if isinstance(each, RollbackOperation)}
+        for name, stream in self._streams.items():
+            watched = stream.section.rollback
+            decision = None if watched is None or name in logged else stream.rollback.decide(watched)
+            if decision is not None:
+                log.warning("exports of %s: rollback: %s", name, decision.why)
+                found.append(rollback_operation(self._setting, name, close.version, decision))
         exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
         going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
         for name, stream in self._streams.items():
             time_s = self._time_s(name, close)
             due = None
             if name not in exported:
-                due = self._decide(name, time_s, ended=close.ended, sweeping={*self._sweeping(), *going})
+                sweeping = {*_sweeping(close), *going}
+                due = due_export(self._setting, name, stream, time_s=time_s, ended=close.ended, sweeping=sweeping)
             if due is not None:
                 with self._requesting:
                     requested, stream.requested = stream.requested, None
@@ -274,15 +275,6 @@ class ExportCoordinator(Decider):
                 found.append(export_operation(self._setting, name, due, close, time_s, id_))
         return found
 
-    def _rollbacks(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> Iterator[RollbackOperation]:
-        logged = {each.stream for each in ordered if isinstance(each, RollbackOperation)}
-        for name, stream in self._streams.items():
-            section = stream.section.rollback
-            decision = None if section is None or name in logged else stream.rollback.decide(section)
-            if decision is not None:
-                log.warning("exports of %s: rollback: %s", name, decision.why)
-                yield rollback_operation(self._setting, name, close.version, decision)
-
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         match operation:
             case RollbackOperation(stream=stream):
@@ -290,27 +282,19 @@ class ExportCoordinator(Decider):
                     self._streams[stream].rollback.went(version, operation.paths, operation.why)
             case ExportOperation(stream=stream):
                 if stream in self._streams:
-                    self._cut(encode(operation))
+                    self._cut(operation, self._streams[stream])
             case ExportedOperation(stream=stream):
                 if stream in self._streams:
-                    self._ends.pop((stream, operation.timeline, operation.name), None)
-                    self._streams[stream].chain.over(encode(operation))
-                    if operation.current and operation.timeline == self._setting.timeline:
-                        path = f"{operation.timeline}/{operation.name}"
-                        self._streams[stream].rollback.was_promoted(path, operation.version)
-            case DayTickOperation(to=day):
-                self._day = max(self._day, day)
-                self._touch()
-            case ForgetOperation() | ShrinkOperation():
-                self._touch()
-
-    def _touch(self) -> None:
-        for stream in self._streams.values():
-            stream.chain.touched()
+                    self._streams[stream].over(operation, self._setting.timeline)
+            case DayTickOperation() | ForgetOperation() | ShrinkOperation():
+                if isinstance(operation, DayTickOperation):
+                    self._day = max(self._day, operation.to)
+                for each in self._streams.values():
+                    each.chain.touched()
 
     def wants_pass(self, ended: bool) -> bool:
         """True at the stream's end, or while no events come, where an export is due."""
-        if self._sweeping() and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
+        if _sweeping(self._close) and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
             return False
         return self._calls(ended=ended)
 
@@ -326,22 +310,13 @@ class ExportCoordinator(Decider):
         found = typed(ExportsState, state, "its state of exports")
         self._low_s, self._clock_s = found.low_s, found.clock_s
         for name, chain in found.streams.items():
-            if name not in self._streams:
-                continue
-            stream = self._streams[name]
-            stream.chain = chain
-            chain.tracked &= stream.section.delta is not None
-            chain.other_slots |= self._setting.other_slots
-            if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
-                chain.drop()
-                chain.touched()
-        for name, rollback in found.rollbacks.items():
-            if name in self._streams and self._streams[name].section.rollback is not None:
-                self._streams[name].rollback = rollback.on_timeline(self._setting.timeline)
+            if name in self._streams:
+                timeline, other_slots = self._setting.timeline, self._setting.other_slots
+                self._streams[name].restore(chain, found.rollbacks.get(name), timeline, other_slots=other_slots)
 
     def status(self) -> dict[str, ExportStatus]:
         failing = self._attempts.failing
-        found = {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
+        found = {name: status_of(each.view(), failing.get(name), time.time()) for name, each in self._streams.items()}
         for name, each in self._streams.items():
             if (section := each.section.rollback) is not None:
                 found[name] = structs.replace(found[name], rollback=each.rollback.status(section))
@@ -354,89 +329,53 @@ class ExportCoordinator(Decider):
         needs = (stream.chain.needs_since(self._setting.timeline) for stream in self._streams.values())
         return min((version for version in needs if version is not None), default=None)
 
-    def _cut(self, body: Body) -> None:
+    def _cut(self, operation: ExportOperation, stream: RunningStream) -> None:
         """Cut the export of the version that is being closed: have a commit made for it, unless its end is logged.
 
         Where deltas may build on the export, its version gets a commit in any case: changes are recorded from commit to
         commit.
         """
-        name, version = body["stream"], body["version"]
-        stream = self._streams[name]
+        name, version, committer = operation.stream, operation.version, self._committer
         assert self._close is not None and self._close.version == version, "it acts at its close"
-        assert self._committer is not None, "begun"
-        why = stream.rollback.active
-        facts = facts_of(self._setting, body, stream.chain, self._close, self._day, self._low_s, why)
+        assert committer is not None, "begun"
+        facts = facts_of(self._setting, operation, stream, self._close, self._day, self._low_s)
         tracks = stream.section.delta is not None
-        stream.chain.ordered(body, facts, tracks=tracks)
-        if body["timeline"] != self._setting.timeline:
+        stream.chain.ordered(operation, facts, tracks=tracks)
+        if operation.timeline != self._setting.timeline:
             stream.chain.drop()
-        elif self._in_flight(name) is not None:
-            request = self._request(name)
-            self._stage(request)
-            self._committer.exactly(version, HOLDER + name, partial(self._committed, request))
+        elif stream.flight is not None:
+            request = request_of(self._setting, stream.chain)
+            _stage(self._setting, request)
+            committer.exactly(version, HOLDER + name, partial(self._committed, request))
         elif tracks:
-            self._committer.exactly(version, None, lambda commit, why: None)
+            committer.exactly(version, None, lambda commit, why: None)
 
     def _committed(self, request: ExportRequest, commit: Commit | None, why: str) -> None:
         """Make an export, now that its commit exists; or end it, where there will be no commit."""
         if commit is not None:
             request = request.model_copy(update={"commit": commit.folder})
-            why = self._elsewhere(request)
+            why = elsewhere(self._setting, request)
         if commit is None or why:
             self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
             return
         failpoint(Failpoint.EXPORT_CUT)
         self._attempts.add(request)
 
-    def _elsewhere(self, request: ExportRequest) -> str:
-        """The reason why an export is not made: by the log, which a store may have, it goes where the job file does
-        not say."""
-        ours = self._setting.address(request.stream)
-        if request.address == ours or _location(request.address) == _location(ours):
-            return ""
-        return (
-            f"it was begun for {request.address!r:.300}, and the job file has {ours}: nothing is written to another "
-            "place than that of the job file; the next export is made there"
-        )
-
-    def _stage(self, request: ExportRequest) -> None:
-        """Write what only rank 0 knows of this version, whole or not at all. An export can do without it."""
-        path, unfinished = request.stage, request.stage.with_suffix(f".{os.getpid()}.unfinished")
-        try:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            with writing(unfinished):
-                unfinished.mkdir(parents=True)
-            self._setting.stage(request, unfinished)
-            with self._setting.exclusive(), writing(path):
-                REAL.sync_folder(unfinished)
-                shutil.rmtree(path, ignore_errors=True)
-                unfinished.rename(path)
-        except Superseded:
-            raise
-        except HeadraceError as error:
-            log.warning("export %s of %s is made without what rank 0 adds: %s", request.name, request.stream, error)
-
     # -- ends of exports
 
     def _over(self, request: ExportRequest, answer: ExportAnswer) -> None:
         """Log that an export ended for good, then release what was held for it."""
-        if request.point:
-            self._pointed(request, answer)
+        stream = self._streams[request.stream]
+        if request.point:  # where it failed, the next start of the job tries again
+            if stream.rollback.was_pointed(request.version, answer.path, answer.error or ""):
+                what = f"it cannot go back: {answer.error}" if answer.error else f"it is {answer.path} again"
+                log.warning("current.json of %s: %s", request.stream, what)
             return
-        cut = self._streams[request.stream].chain.cut
-        assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
+        cut = stream.chain.operation
+        assert cut.name == request.name, "one at a time, until its end has acted"
         log_export_end(request, answer)
         self._unlogged.append((exported_operation(cut, answer, time.time()), request))
         self._log_ends()
-
-    def _pointed(self, request: ExportRequest, answer: ExportAnswer) -> None:
-        """Note how current.json went back. Where it failed, the next start of the job tries again."""
-        state = self._streams[request.stream].rollback
-        if state.since != request.version:
-            return
-        state.pointed, state.trouble = answer.path, answer.error or ""
-        what = f"it cannot go back: {answer.error}" if answer.error else f"it is {answer.path} again"
-        log.warning("current.json of %s: %s", request.stream, what)
 
     def _log_ends(self) -> None:
         while self._unlogged:
@@ -447,7 +386,7 @@ class ExportCoordinator(Decider):
                 log.warning("the end of export %s is not in the log yet: %s", request.name, error)
                 return
             self._unlogged.popleft()
-            self._ends[request.stream, request.timeline, request.name] = encode(end)
+            self._streams[request.stream].noted(end)
             self._commits.release(request.commit.name, HOLDER + request.stream)
             shutil.rmtree(request.stage, ignore_errors=True)
 
@@ -455,55 +394,16 @@ class ExportCoordinator(Decider):
 
     def _calls(self, *, ended: bool) -> bool:
         """Whether an export is due, even while a table is swept."""
-        for name in self._streams:
+        for name, stream in self._streams.items():
             time_s = self._time_s(name, self._close) if self._setting.by_event(name) else time.time()
-            if self._decide(name, time_s, ended=ended, sweeping=()) is not None:
+            if due_export(self._setting, name, stream, time_s=time_s, ended=ended, sweeping=()) is not None:
                 return True
         return False
-
-    def _decide(
-        self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str], idle: bool = False
-    ) -> DueExport | None:
-        """The export that is due; with `idle`, the one that would be due if none were in progress."""
-        stream, view = self._streams[name], self._view(name)
-        if idle:
-            view.drop()
-        now = ScheduleInput(
-            time_s=time_s,
-            timeline=self._setting.timeline,
-            arithmetic=self._setting.arithmetic,
-            shared=self._setting.shared(name),
-            ended=ended,
-            requested=None if stream.requested is None else stream.requested[0],
-            sweeping=sweeping,
-        )
-        due = decide(stream.section, view, now)
-        if due is not None and due.parent is not None and self._setting.is_gone(name, due.parent.path):
-            return decide(stream.section, view, replace(now, parent_gone=True))
-        return due
-
-    def _view(self, name: str) -> ExportStreamState:
-        """The chain as it will be at the next close, once the logged ends have acted."""
-        chain = replace(self._streams[name].chain)
-        if chain.flight is not None and (end := self._ends.get((name, chain.flight.timeline, chain.flight.name))):
-            chain.over(end)
-        return chain
-
-    def _in_flight(self, name: str) -> LoggedExport | None:
-        return self._view(name).flight
-
-    def _request(self, name: str) -> ExportRequest:
-        chain = self._streams[name].chain
-        assert chain.cut is not None and chain.facts is not None, "in flight"
-        return request_of(self._setting, chain.cut, chain.facts)
 
     def _time_s(self, name: str, close: ClosingPass | None) -> float | None:
         if close is None:
             return None
         return self._clock_s if self._setting.by_event(name) else close.wall_s
-
-    def _sweeping(self) -> list[str]:
-        return [] if self._close is None else [name for name, each in self._close.stats.items() if each.sweeping]
 
     def _look_for_forks(self) -> None:
         forks = self._setting.forks()
@@ -513,13 +413,24 @@ class ExportCoordinator(Decider):
         self._forks = forks
 
 
-def _location(address: str) -> ExportLocation | None:
-    """None for text that is no address."""
+def _sweeping(close: ClosingPass | None) -> list[str]:
+    """The tables of which a shrink has yet to remove rows."""
+    return [] if close is None else [name for name, each in close.stats.items() if each.sweeping]
+
+
+def _stage(setting: ExportSettings, request: ExportRequest) -> None:
+    """Write what only rank 0 knows of this version, whole or not at all. An export can do without it."""
+    path, unfinished = request.stage, request.stage.with_suffix(f".{os.getpid()}.unfinished")
     try:
-        return destination_of(address)
-    except (ValueError, SpecError):
-        return None
-
-
-def _failed(flight: LoggedExport, error: str) -> ExportAnswer:
-    return ExportAnswer(name=flight.name, outcome="failed", error=error)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with writing(unfinished):
+            unfinished.mkdir(parents=True)
+        setting.stage(request, unfinished)
+        with setting.exclusive(), writing(path):
+            REAL.sync_folder(unfinished)
+            shutil.rmtree(path, ignore_errors=True)
+            unfinished.rename(path)
+    except Superseded:
+        raise
+    except HeadraceError as error:
+        log.warning("export %s of %s is made without what rank 0 adds: %s", request.name, request.stream, error)

@@ -1,12 +1,12 @@
 """The messages about an export: its operations in the log, and the request to the exporter process.
 
-Pure, except for the functions in `ExportSettings`. trainer.exports.schedule decides what is due.
+Pure, except for the functions in `ExportSettings`. trainer.exports.stream_state decides what is due.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,21 @@ from headrace.done_markers import is_done
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.destination import STAGES, address_of
+from headrace.trainer.exports.destination import STAGES, ExportLocation, address_of, destination_of
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest, ParentExport
 from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
-from headrace.trainer.exports.schedule import DueExport
 from headrace.trainer.exports.slot_files import slot_files_of
-from headrace.trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
+from headrace.trainer.exports.stream_state import (
+    ChainSettings,
+    DueExport,
+    ExportFacts,
+    ExportStreamState,
+    Kind,
+    RunningStream,
+    ScheduleInput,
+    arithmetic_of,
+    decide,
+)
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation, ParentOfExport, RollbackOperation
 from headrace.trainer.spec.history_tables import history_tables
 
@@ -90,12 +99,11 @@ class ExportSettings:
         """Destination of a stream's exports."""
         return address_of(self.streams[stream], stream, self.store, self.folder)
 
-    def shared(self, stream: str) -> dict[str, Any]:
-        """The values of SHARED under the present settings."""
+    def shared(self, stream: str) -> ChainSettings:
+        """The settings of a chain, as they are now."""
         section = self.streams[stream]
-        tables = section.tables or tuple(self.tables())
-        plain = {name: getattr(section, name) for name in SHARED if name not in ("address", "tables")}
-        return {"address": self.address(stream), "tables": sorted(tables), **plain}
+        tables = sorted(section.tables or self.tables())
+        return ChainSettings.of(section, address=self.address(stream), tables=tables)
 
     def is_gone(self, stream: str, path: str) -> bool:
         """Whether a folder of this machine lacks a complete export; False for an object store, which is not asked."""
@@ -123,14 +131,18 @@ def export_operation(
         clears=setting.streams[stream].delta_threshold > 0,
         arithmetic=setting.arithmetic,
         at_s=time_s,
-        **setting.shared(stream),
+        **setting.shared(stream).message(),
     )
 
 
-def exported_operation(cut: Body, answer: ExportAnswer, now_s: float) -> ExportedOperation:
+def exported_operation(cut: ExportOperation, answer: ExportAnswer, now_s: float) -> ExportedOperation:
     """The operation that ends the export which was logged as `cut`."""
     return ExportedOperation(
-        **{name: cut[name] for name in ("stream", "name", "version", "type", "timeline")},
+        stream=cut.stream,
+        name=cut.name,
+        version=cut.version,
+        type=cut.type,
+        timeline=cut.timeline,
         outcome=answer.outcome,
         error=answer.error,
         final=answer.final,
@@ -143,20 +155,16 @@ def exported_operation(cut: Body, answer: ExportAnswer, now_s: float) -> Exporte
 
 def facts_of(
     setting: ExportSettings,
-    body: Body,
-    chain: ExportStreamState,
+    cut: ExportOperation,
+    stream: RunningStream,
     close: "ClosingPass",
     day: int,
     low_s: float | None,
-    rollback: str = "",
-) -> dict[str, Any]:
-    """Facts that are known only while a version is the present one.
-
-    `low_s`: lowest event time of all passes. `rollback`: why the stream is rolled back; "" where it is not.
-    """
+) -> ExportFacts:
+    """Facts that are known only while a version is the present one. `low_s`: lowest event time of all passes."""
     high_s = close.event_time_s
-    since_s = low_s if body["type"] == "base" else chain.low_s
-    sections = setting.tables()
+    since_s = low_s if cut.type == "base" else stream.chain.low_s
+    sections, rollback = setting.tables(), stream.rollback.active
     manifest = {
         "positions": dict(close.positions),
         "event_time": None if high_s is None else [high_s if since_s is None else since_s, high_s],
@@ -167,36 +175,88 @@ def facts_of(
         **({"guards": list(held)} if (held := setting.held()) else {}),
         **({"rollback": rollback} if rollback else {}),
     }
-    return {"manifest": manifest, "tables": {name: sections[name].model_dump(mode="json") for name in body["tables"]}}
+    return ExportFacts(manifest, {name: sections[name].model_dump(mode="json") for name in cut.tables})
 
 
-def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) -> ExportRequest:
-    """The request to the exporter, by the logged operation, not by the present spec. The commit is not set yet."""
-    stream = body["stream"]
-    shared = {name: body[name] for name in SHARED if name != "address"} | {"tables": tuple(body["tables"])}
-    tables = {name: TableSection.model_validate(section) for name, section in facts["tables"].items()}
+def request_of(setting: ExportSettings, chain: ExportStreamState) -> ExportRequest:
+    """The request for the export in flight, by the logged operation, not by the present spec. It has no commit yet."""
+    cut, facts = chain.operation, chain.facts
+    assert facts is not None, "in flight"
+    tables = {name: TableSection.model_validate(section) for name, section in facts.tables.items()}
+    shared = ChainSettings.of(cut, tables=tuple(cut.tables)).message()
+    del shared["address"]
+    parent = cut.parent
     return ExportRequest(
         job=setting.job,
-        stream=stream,
-        section=setting.streams[stream].model_copy(update=shared),
-        kind=body["type"],
-        timeline=body["timeline"],
-        version=body["version"],
-        parent=None if body["parent"] is None else ParentExport(**body["parent"]),
-        all=body["all"],
-        why=body["why"],
+        stream=cut.stream,
+        section=setting.streams[cut.stream].model_copy(update=shared),
+        kind=cut.type,
+        timeline=cut.timeline,
+        version=cut.version,
+        parent=None if parent is None else ParentExport.model_validate(parent, from_attributes=True),
+        all=cut.all,
+        why=cut.why,
         commit=Path(),
-        address=body["address"],
-        stage=setting.store / STAGES / f"{stream}-{body['version']:010d}",
+        address=cut.address,
+        stage=setting.store / STAGES / f"{cut.stream}-{cut.version:010d}",
         tables=tables,
-        slots={name: setting.slots.get(name, {}) for name in body["tables"]},
+        slots={name: setting.slots.get(name, {}) for name in cut.tables},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
         slot_files=slot_files_of(setting.schema, tables),
         slot_tables=history_tables(setting.schema),
-        whole=set(body["tables"]) == set(setting.tables()),
+        whole=set(cut.tables) == set(setting.tables()),
         folder=setting.folder,
-        facts=dict(facts["manifest"]),
+        facts=dict(facts.manifest),
     )
+
+
+def elsewhere(setting: ExportSettings, request: ExportRequest) -> str:
+    """The reason why an export is not made: by the log, which a store may have, it goes where the job file does not
+    say; "" where it may be made."""
+    ours = setting.address(request.stream)
+    if request.address == ours or _location(request.address) == _location(ours):
+        return ""
+    return (
+        f"it was begun for {request.address!r:.300}, and the job file has {ours}: nothing is written to another "
+        "place than that of the job file; the next export is made there"
+    )
+
+
+def _location(address: str) -> ExportLocation | None:
+    """None for text that is no address."""
+    try:
+        return destination_of(address)
+    except (ValueError, SpecError):
+        return None
+
+
+def due_export(
+    setting: ExportSettings,
+    name: str,
+    stream: RunningStream,
+    *,
+    time_s: float | None,
+    ended: bool,
+    sweeping: Collection[str],
+    idle: bool = False,
+) -> DueExport | None:
+    """The export of a stream that is due at `time_s`; with `idle`, the one that would be if none were in progress."""
+    view = stream.view()
+    if idle:
+        view.drop()
+    now = ScheduleInput(
+        time_s=time_s,
+        timeline=setting.timeline,
+        arithmetic=setting.arithmetic,
+        shared=setting.shared(name),
+        ended=ended,
+        requested=None if stream.requested is None else stream.requested[0],
+        sweeping=sweeping,
+    )
+    due = decide(stream.section, view, now)
+    if due is not None and due.parent is not None and setting.is_gone(name, due.parent.path):
+        return decide(stream.section, view, replace(now, parent_gone=True))
+    return due
 
 
 def rollback_operation(

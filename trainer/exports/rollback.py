@@ -111,6 +111,13 @@ class RollbackState:
         if paths:
             self.promoted = [each for each in self.promoted if each.version <= self.well]
 
+    def was_pointed(self, version: int, path: str, trouble: str) -> bool:
+        """How current.json went back, by the decision at `version` -> whether that decision is still in force."""
+        if self.since != version:
+            return False
+        self.pointed, self.trouble = path, trouble
+        return True
+
     @property
     def to_point(self) -> tuple[str, ...]:
         """The paths of which current.json is still to name the first that exists."""
