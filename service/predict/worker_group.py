@@ -13,6 +13,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unavailable
 from headrace.lifecycle import ExitCode
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
@@ -89,13 +90,15 @@ class WorkerGroup:
         shards = RemoteShards(
             addresses,
             {**self._job.spec.tables, **history_tables(Schema.of(self._job.spec.slots))},
-            rank=0,
-            world=len(plan.predictors),
-            generation=plan.generation,
-            secret=plan.secret,
-            deadline=Deadline.after(START_S),
-            max_message_bytes=cluster.max_message,
-            wire=plan.wire,
+            ShardCaller(
+                rank=0,
+                world=len(plan.predictors),
+                generation=plan.generation,
+                secret=plan.secret,
+                max_message_bytes=cluster.max_message,
+                wire=plan.wire,
+            ),
+            Deadline.after(START_S),
         )
         try:
             shards.call(RestoreCommit(found.folder, found.shards, found.version), Deadline.after(RESTORE_S))

@@ -20,6 +20,7 @@ import numpy as np
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
 from headrace.pserver import row_optimizer_kernels
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import Adagrad, ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, Shards, StepScale
@@ -169,7 +170,7 @@ def _remote_exchanges(num_shards: int, steps: int, *, port: bool) -> dict[str, f
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         addresses, pids = _start_shards(num_shards, Path(folder), stack, port=port)
         with closing(
-            RemoteShards(addresses, TABLES, rank=0, world=1, generation=1, secret="", deadline=Deadline.after(60))
+            RemoteShards(addresses, TABLES, ShardCaller(rank=0, world=1, generation=1, secret=""), Deadline.after(60))
         ) as shards:
             return _exchanges(shards, steps, [os.getpid(), *pids])
 

@@ -15,6 +15,7 @@ import torch
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.commands import RestoreCommit
@@ -136,8 +137,8 @@ class World:
             servers.append(held.enter_context(ShardServer(config)))
         if servers:
             addresses, deadline = [server.address for server in servers], Deadline.after(60)
-            told = {"rank": 0, "world": request.trainers, "generation": 1, "secret": SECRET, "deadline": deadline}
-            shards = RemoteShards(addresses, spec.tables, **told)
+            me = ShardCaller(rank=0, world=request.trainers, generation=1, secret=SECRET)
+            shards = RemoteShards(addresses, spec.tables, me, deadline)
             commit = read_commit(self.commit)
             shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), deadline)
             shards.close()

@@ -15,6 +15,7 @@ from headrace.deadline import Deadline
 from headrace.identity.authority import Authority, open_authority
 from headrace.identity.credentials import Credentials
 from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
 from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
@@ -110,8 +111,13 @@ def process(
 
 
 def client(servers: Sequence[ShardServer], rank: int, num_ranks: int, tables=TABLES, **more: Any) -> RemoteShards:
-    arguments = {"generation": 1, "secret": SECRET, "deadline": soon(), **more}
-    return RemoteShards([server.address for server in servers], tables, rank=rank, world=num_ranks, **arguments)
+    return remote([server.address for server in servers], tables, rank=rank, world=num_ranks, **more)
+
+
+def remote(addresses: Sequence[str], tables=TABLES, *, deadline: Deadline | None = None, **caller: Any) -> RemoteShards:
+    """The client of a rank: of the first of one, unless `caller` says otherwise."""
+    me = ShardCaller(**{"rank": 0, "world": 1, "generation": 1, "secret": SECRET, **caller})
+    return RemoteShards(addresses, tables, me, deadline or soon())
 
 
 @contextmanager

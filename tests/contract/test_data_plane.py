@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from headrace.address import parse_address
 from headrace.deadline import Deadline
 from headrace.lifecycle import ExitCode
-from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
 from headrace.pserver.protocol import frames
 from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
@@ -42,8 +41,7 @@ WIDTHS = {"default": 5, "other": 3}
 
 
 def connect(address, **changes):
-    arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon(), **changes}
-    return RemoteShards([address], w.TABLES, **arguments)
+    return w.remote([address], **changes)
 
 
 class Process:
@@ -380,8 +378,7 @@ def test_an_announcement_that_waits_for_memory_keeps_no_shard_from_closing(tmp_p
     tables = {"default": w.TABLES["default"].model_copy(update={"memory": 1 << 24})}
     socket = tmp_path / "s.socket" if way == "socket" else None
     with ShardServer(w.process(0, 1, 1, tables, live=str(tmp_path / "live")), socket) as server:
-        arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon()}
-        with closing(RemoteShards([server.address], tables, **arguments)) as shards:
+        with closing(w.remote([server.address], tables)) as shards:
             for sign in (1, 2):  # the second one waits for the first, and never begins
                 shards.prepare({"default": w.keys(sign)}, learn=True)
             assert waiting.wait(SOON_S)
@@ -439,7 +436,7 @@ def test_only_admitted_keys_and_the_right_shard_open_a_port(tmp_path):
         with pytest.raises(InvalidShardCall, match="is no public key"):
             bad = KeyPair("x" * 39, other.secret)
             with closing(connect(server.address)) as shards:
-                shards._keys = bad
+                shards._calls.keys = bad
                 shards.look({"default": w.keys(1)}, w.soon())
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace.deadline import Deadline
-from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.errors import InvalidShardCall, StepTimedOut
 from headrace.pserver.protocol.shards import StepScale
 from headrace.pserver.server.commands import DigestRows
@@ -21,9 +20,7 @@ BATCHES = [{"default": w.keys(*SIGNS)}, {"default": w.keys(*SIGNS[1000:]), "othe
 
 
 def connect(server, rank=0, world=1):
-    return RemoteShards(
-        [server.address], w.TABLES, rank=rank, world=world, generation=1, secret=w.SECRET, deadline=w.soon()
-    )
+    return w.remote([server.address], rank=rank, world=world)
 
 
 @pytest.fixture

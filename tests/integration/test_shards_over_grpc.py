@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded
-from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
 from headrace.pserver.protocol.shards import StepScale
@@ -43,10 +43,7 @@ def server():
 
 
 def connect(address, **changes):
-    arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon(), **changes}
-    return RemoteShards(
-        [address], changes.pop("tables", w.TABLES), **{k: v for k, v in arguments.items() if k != "tables"}
-    )
+    return w.remote([address], **changes)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_shards_in_the_wrong_order_are_refused():
 def test_an_old_generation_is_refused_in_the_middle(server):
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
-    shards._caller.generation = 7
+    shards._me = replace(shards._me, generation=7)
     with pytest.raises(StaleGeneration):
         shards.exchange(0, None, None, None, StepScale(1), w.soon())
     shards.close()

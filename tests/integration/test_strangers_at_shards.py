@@ -19,7 +19,6 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.proto import role_pb2
-from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.feed.feed_server import FeedServer
 from headrace.pserver.proto import feed_pb2, shard_pb2
 from headrace.pserver.protocol.shards import StepScale
@@ -75,16 +74,7 @@ def served(request, tmp_path):
 
 
 def connected(address):
-    return RemoteShards(
-        [address],
-        w.TABLES,
-        rank=0,
-        world=1,
-        generation=1,
-        secret=w.SECRET,
-        deadline=w.soon(),
-        max_message_bytes=1 << 28,
-    )
+    return w.remote([address], max_message_bytes=1 << 28)
 
 
 def path_of(module, method):

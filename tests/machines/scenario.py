@@ -18,7 +18,6 @@ from headrace.errors import HeadraceError
 from headrace.identity.authority import Authority
 from headrace.identity.credentials import Credentials
 from headrace.identity.peers import PeerName, PeerRole
-from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.rows.digest import add
 from headrace.pserver.server import shard_server
@@ -122,16 +121,8 @@ def _shard(what: dict[str, Any]) -> None:
 
 
 def _trainer(what: dict[str, Any]) -> None:
-    client = RemoteShards(
-        what["addresses"],
-        w.TABLES,
-        rank=0,
-        world=1,
-        generation=what["generation"],
-        secret=w.SECRET,
-        deadline=w.soon(),
-        identity=Credentials(**what["credentials"]),
-    )
+    identity = Credentials(**what["credentials"])
+    client = w.remote(what["addresses"], generation=what["generation"], identity=identity)
 
     def refused() -> dict[str, int]:
         return dict(client.call(CountRows(), w.soon()).refused)

@@ -26,6 +26,7 @@ from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.protocol.shards import U64, Keys, Prepared, Shards
 from headrace.pserver.server.commands import RestoreCommit
@@ -176,13 +177,15 @@ def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shard
         return RemoteShards(
             config.shards,
             tables,
-            rank=config.rank,
-            world=config.request.trainers,
-            generation=1,
-            secret=config.secret,
-            deadline=Deadline.after(OPEN_S),
-            max_message_bytes=config.max_message,
-            wire=config.request.wire,
+            ShardCaller(
+                rank=config.rank,
+                world=config.request.trainers,
+                generation=1,
+                secret=config.secret,
+                max_message_bytes=config.max_message,
+                wire=config.request.wire,
+            ),
+            Deadline.after(OPEN_S),
         )
     groups = {slot.name: slot.group for slot in schema.sparse}
     shards = EmbeddedShards(tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)

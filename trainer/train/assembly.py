@@ -25,6 +25,7 @@ from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.failpoints import arm
 from headrace.identity.credentials import Identity
+from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import PartStore
 from headrace.pserver.consistency.policy import Consistency, policy_of
@@ -495,15 +496,17 @@ def _shards(
     return RemoteShards(
         config.shards,
         tables,
-        rank=config.rank,
-        world=config.world,
-        generation=config.generation,
-        secret=config.secret,
-        deadline=Deadline.after(OPEN_S),
-        max_message_bytes=config.max_message,
-        identity=identity,
-        wire=config.wire,
-        silent_s=config.node_timeout,
+        ShardCaller(
+            rank=config.rank,
+            world=config.world,
+            generation=config.generation,
+            secret=config.secret,
+            max_message_bytes=config.max_message,
+            identity=identity,
+            wire=config.wire,
+            silent_s=config.node_timeout,
+        ),
+        Deadline.after(OPEN_S),
     )
 
 
