@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -280,7 +280,7 @@ class PartStore(Section):
 
 
 class ShardProcess(Section):
-    """The configuration of one shard process, which the launcher writes as JSON."""
+    """One shard. For a process of its own the launcher writes it as JSON; `alone` is the one inside a trainer."""
 
     shard: Count
     """This shard's number."""
@@ -334,3 +334,8 @@ class ShardProcess(Section):
     """The timeline that this process records."""
     end_with_stdin: bool = True
     """Whether the process ends when standard input closes, that is, when the launcher has ended."""
+
+    @classmethod
+    def alone(cls, tables: Mapping[str, TableSection], seed: int, **more: Any) -> Self:
+        """The one shard of one trainer."""
+        return cls(shard=0, num_shards=1, num_ranks=1, tables=dict(tables), seed=seed, **more)

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.config import PartStore, TableSection, Wire
-from headrace.pserver.consistency.policy import Consistency
-from headrace.pserver.consistency.sync import Sync
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.errors import InvalidShardCall
-from headrace.pserver.protocol.histories import Answers, Questions, Remembered
+from headrace.pserver.protocol.histories import Answers, Questions
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.shard_command import ShardCommand
 from headrace.pserver.protocol.shards import (
@@ -28,8 +26,6 @@ from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.pushes import Push, ResolvedBatch
 from headrace.pserver.server.shard import Shard
 from headrace.pserver.server.shard_host import ShardHost
-from headrace.pserver.tables.pass_histories import NO_HISTORIES
-from headrace.pserver.tables.pass_joins import NO_JOINS
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.traffic import Links
 
@@ -40,31 +36,13 @@ class EmbeddedShards:
     One thread calls `prepare`, one `recall` and `join`, one writes and settles snapshots, one makes the other calls.
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, TableSection],
-        seed: int,
-        num_threads: int = 1,
-        live: Path | None = None,
-        groups: Mapping[str, int] | None = None,
-        generation: int = 1,
-        policy: Consistency | None = None,
-        parts: PartStore | None = None,
-        feed_at: TlsEndpoint | None = None,
-        wire: Wire = Wire.FLOAT32,
-        histories: Mapping[str, Remembered] = NO_HISTORIES,
-        joins: Mapping[str, float] = NO_JOINS,
-    ) -> None:
-        """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
-        `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
-        where the live feed is served, if not at loopback; `wire`: how rows and gradients would travel: they are
-        rounded alike; `histories`: the tables that hold histories or counters, and which; `joins`: the table of what
-        waits for a join, with the seconds of its window."""
+    def __init__(self, config: ShardProcess, num_threads: int = 1, feed_at: TlsEndpoint | None = None) -> None:
+        """`feed_at`: where the live feed is served, if not at loopback. Rows and gradients are rounded as if they
+        travelled."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        where = {"live": live, "groups": groups, "generation": generation, "parts": parts}
-        self._shard = Shard(tables, seed, pool=self._pool, histories=histories, joins=joins, **where)  # type: ignore[arg-type]
-        self._wires = wires_of(tables, wire)
-        self._ledger = PassState(1, policy or Sync())
+        self._shard = Shard(config, self._pool)
+        self._wires = wires_of(config.tables, config.wire)
+        self._ledger = PassState(1, policy_of(config.mode, merge=config.merge))
         self._host = ShardHost(self._shard, self._ledger, lambda: feed_at)
         self._predicted: ResolvedBatch | None = None
         """The last pulled batch that is only predicted, so that no exchange releases it."""

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from headrace.pserver.commit.handed_rows import is_handed
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.commit.shard_commits import ShardStores
-from headrace.pserver.config import DENSE_SLICES, PartStore, TableSection
+from headrace.pserver.config import DENSE_SLICES, ShardProcess
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed.feed_server import FeedServer
 from headrace.pserver.feed.publisher import ShardFeed
-from headrace.pserver.protocol.histories import Remembered
 from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart
@@ -35,8 +34,8 @@ from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.table_rows import I32
 from headrace.pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
 from headrace.pserver.tables.pass_clock import PassClock
-from headrace.pserver.tables.pass_histories import NO_HISTORIES, PassHistories
-from headrace.pserver.tables.pass_joins import NO_JOINS, PassJoins
+from headrace.pserver.tables.pass_histories import PassHistories
+from headrace.pserver.tables.pass_joins import PassJoins
 from headrace.pserver.tables.sweeping import Sweeper, run
 from headrace.pserver.tables.table import ShardTable
 from headrace.rpc.tls_listener import TlsEndpoint
@@ -44,32 +43,21 @@ from headrace.timeline import Span, recorded
 
 
 class Shard:
-    """The tables of shard `number` under a placement."""
+    """The tables of one shard."""
 
-    def __init__(
-        self,
-        tables: Mapping[str, TableSection],
-        seed: int,
-        *,
-        number: int = 0,
-        placement: Placement | None = None,
-        pool: ThreadPoolExecutor | None = None,
-        live: Path | None = None,
-        groups: Mapping[str, int] | None = None,
-        generation: int = 1,
-        parts: PartStore | None = None,
-        histories: Mapping[str, Remembered] = NO_HISTORIES,
-        joins: Mapping[str, float] = NO_JOINS,
-    ) -> None:
-        """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
-        `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers. `parts`: where commits
-        are uploaded to. `histories`: the tables that hold histories or counters, and which. `joins`: the table of what
-        waits for a join, with the seconds of its window."""
-        buckets = (placement or Placement.even(1)).buckets_of(number)
-        self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
-        uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)
-        self._stores = None if live is None else ShardStores(number, buckets, self.tables, live, *uploads)
-        self.histories = PassHistories(self.tables, histories)
+    def __init__(self, config: ShardProcess, pool: ThreadPoolExecutor | None = None) -> None:
+        """`pool`: for the rows of large batches."""
+        buckets = Placement.even(config.num_shards).buckets_of(config.shard)
+        self.tables = {
+            name: ShardTable(name, section, config.seed, pool, config.groups, buckets)
+            for name, section in config.tables.items()
+        }
+        parts, joins = config.parts, config.joins
+        uploads = () if parts is None else (PartObjects(parts.address, config.generation), parts.cache)
+        self._stores = (
+            None if config.live is None else ShardStores(config.shard, buckets, self.tables, config.live, *uploads)
+        )
+        self.histories = PassHistories(self.tables, config.histories)
         """The histories of the open pass."""
         self.joins = PassJoins(self.tables, joins)
         """The join of the open pass."""
@@ -78,7 +66,7 @@ class Shard:
         self._sweeper = Sweeper()
         hidden = {DENSE_SLICES, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
-        self.feed = ShardFeed(features, generation)
+        self.feed = ShardFeed(features, config.generation)
         """The live feed."""
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():

@@ -22,7 +22,6 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed import feed_server
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import messages, statuses
-from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.server.commands import command_from
 from headrace.pserver.server.data_server import DataServer
 from headrace.pserver.server.pass_state import PassState
@@ -70,18 +69,7 @@ class _Servicer:
 
     def __init__(self, config: ShardProcess, listener: DataListener, identity: Identity | None) -> None:
         self._config, self._identity = config, identity
-        self._shard = Shard(
-            config.tables,
-            config.seed,
-            number=config.shard,
-            placement=Placement.even(config.num_shards),
-            live=config.live,
-            groups=config.groups,
-            generation=config.generation,
-            parts=config.parts,
-            histories=config.histories,
-            joins=config.joins,
-        )
+        self._shard = Shard(config)
         state = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
         feed_at = partial(feed_server.endpoint_of, config.interface, identity)
         self.host = ShardHost(self._shard, state, feed_at, config.shard, config.max_message)

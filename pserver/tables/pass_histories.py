@@ -12,7 +12,6 @@ Shapes: as in pserver.rows.history_kernels and pserver.rows.counter_kernels.
 
 from collections.abc import Mapping
 from itertools import pairwise
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +34,6 @@ from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.tables.rank_answers import RankAnswers
 from headrace.pserver.tables.table import ShardTable
 
-NO_HISTORIES: Mapping[str, Remembered] = MappingProxyType({})
-"""No table holds histories."""
 NUM_ADDED = 3
 """Numbers of a question to counters: time in seconds, shows, clicks. A time of 2**32 or more is none."""
 

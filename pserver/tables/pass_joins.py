@@ -12,7 +12,6 @@ Shapes: as in pserver.rows.join_kernels; R rows of the table, E samples released
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -39,8 +38,6 @@ from headrace.pserver.rows.join_order import ends_of_waiting, merged_order, writ
 from headrace.pserver.tables.rank_answers import RankAnswers
 from headrace.pserver.tables.table import ShardTable
 
-NO_JOINS: Mapping[str, float] = MappingProxyType({})
-"""No table holds what waits for a join."""
 BYTES_OF_WORD = 4
 JOIN_GROUP = 0
 """Slot group of the rows: their keys belong to no slot."""

@@ -17,7 +17,7 @@ from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet
-from headrace.pserver.config import MIN_TABLE_BYTES, TableSection
+from headrace.pserver.config import MIN_TABLE_BYTES, ShardProcess, TableSection
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.rpc.job_client import RETRY_S, NotRunning
@@ -115,7 +115,7 @@ def open_table(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Commi
     opened = {table: tables[table], **history_tables(schema)}
     bounded = {name: section.model_copy(update={"memory": TABLE_BYTES}) for name, section in opened.items()}
     with lease(Commits(job.store), commit.name, what), scratch(job.store, what) as live:
-        shards = EmbeddedShards(bounded, job.spec.seed, live=live, groups=groups)
+        shards = EmbeddedShards(ShardProcess.alone(bounded, job.spec.seed, live=live, groups=groups))
         try:
             shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), deadline)
             shrinking = Shrinks(lambda: tables, schema, shards, learn=job.spec.train.learn)

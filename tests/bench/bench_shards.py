@@ -145,7 +145,7 @@ def _exchanges(shards: Shards, steps: int, pids: Sequence[int] = ()) -> dict[str
 def exchange_28k(steps: int = 120) -> dict[str, dict[str, float]]:
     """Push and pull of 28,000 rows x 17 floats: embedded, and on 1 and 2 shards as processes."""
     figures = {}
-    embedded = EmbeddedShards(TABLES, 1, num_threads=os.cpu_count() or 1)
+    embedded = EmbeddedShards(ShardProcess.alone(TABLES, 1), os.cpu_count() or 1)
     figures["embedded"] = _exchanges(embedded, steps)
     embedded.close()
     for num_shards in (1, 2):
@@ -190,7 +190,7 @@ def memory_per_million_rows() -> dict[str, float]:
 
 def grow() -> None:
     """Fill a table with 5 million rows in this process; print its memory."""
-    shards = EmbeddedShards({"default": TableSection(dim=16, optimizer=Adagrad(per="row"))}, 1)
+    shards = EmbeddedShards(ShardProcess.alone({"default": TableSection(dim=16, optimizer=Adagrad(per="row"))}, 1))
     deadline, step_rows, resident = Deadline.after(600), 50_000, {}
     shards.open_pass(1, deadline)
     push = {"default": Gradients(np.ones((step_rows, 17), np.float32), *[np.ones(step_rows, np.float32)] * 2)}

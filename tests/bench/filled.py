@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
-from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.config import Adagrad, ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.commands import RestoreCommit, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -55,7 +55,7 @@ def gradients(num_keys: int, dim: int = 16, seed: int = 1) -> Gradients:
 @contextmanager
 def shards_at(live: Path | None, own: TableSection) -> Iterator[EmbeddedShards]:
     """The one embedded shard of a job with one table; with `live`, empty stores are open there."""
-    shards = EmbeddedShards({TABLE: own}, SEED, num_threads=1, live=live)
+    shards = EmbeddedShards(ShardProcess.alone({TABLE: own}, SEED, live=live))
     try:
         if live is not None:
             shards.call(RestoreCommit(live.parent, (), 0), soon())

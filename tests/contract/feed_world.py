@@ -9,6 +9,7 @@ import torch
 from headrace.errors import HeadraceError
 from headrace.identity import certificates
 from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.feed import feed_server
 from headrace.pserver.server.commands import Explain, Operate, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -86,8 +87,7 @@ def shards_of(kind, tables, live, generation):
     with ExitStack() as held:
         if kind == 0:
             feed_at = feed_server.endpoint_of("lo", rank0)
-            more = {"live": live, "generation": generation, "feed_at": feed_at}
-            made = EmbeddedShards(tables, w.SEED, num_threads=2, **more)
+            made = EmbeddedShards(ShardProcess.alone(tables, w.SEED, live=live, generation=generation), 2, feed_at)
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(kind)]
             own = [_credentials(kind, PeerRole.SHARD, s, generation) for s in range(kind)]

@@ -23,7 +23,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, Unwritable
 from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
-from headrace.pserver.config import Adagrad, Bounds, CountEntry, Initial, SlotLife, TableSection
+from headrace.pserver.config import Adagrad, Bounds, CountEntry, Initial, ShardProcess, SlotLife, TableSection
 from headrace.pserver.errors import StoreFailed
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
@@ -311,7 +311,7 @@ def _broken(*_: Any) -> Any:
 def fleet(stack: ExitStack, kind: int, tables: Mapping[str, TableSection], live: Path) -> Any:
     """Shards that can commit, `kind` of them; 0: the embedded one."""
     if kind == 0:
-        shards: Any = EmbeddedShards(tables, w.SEED, live=live, groups=GROUPS)
+        shards: Any = EmbeddedShards(ShardProcess.alone(tables, w.SEED, live=live, groups=GROUPS))
     else:
         more = [{"live": str(live / f"shard-{s}"), "groups": GROUPS} for s in range(kind)]
         servers = [stack.enter_context(ShardServer(w.process(s, kind, 1, tables, **more[s]))) for s in range(kind)]

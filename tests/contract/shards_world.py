@@ -136,7 +136,7 @@ def job(
     with ExitStack() as stack:
         if num_shards == 0:
             assert num_ranks == 1
-            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live, wire=wire, **more)]
+            ranks: list[Shards] = [EmbeddedShards(ShardProcess.alone(tables, SEED, live=live, wire=wire, **more), 2)]
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(num_shards)]
             more |= {"wire": wire}

@@ -13,7 +13,7 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.identity import certificates
 from headrace.keys import key_of_reference
-from headrace.pserver.config import Wire
+from headrace.pserver.config import ShardProcess, Wire
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.protocol.table_operations import ForgetRow
@@ -142,7 +142,9 @@ def test_histories_and_counters_travel_as_they_are(schema, wire):
 def fed(schema, live, generation, restore):
     """A job with a live feed: its shard, its rank 0, and the address for subscribers."""
     memories = remembered_of(schema)
-    shards = EmbeddedShards(history_tables(schema), w.SEED, live=live, generation=generation, histories=memories)
+    shards = EmbeddedShards(
+        ShardProcess.alone(history_tables(schema), w.SEED, live=live, generation=generation, histories=memories)
+    )
     shards.call(RestoreCommit(*restore), w.soon())
     model = lambda: {"tables": {}}  # noqa: E731
     content = FeedContent("job", "t1", generation, dict, model, lambda: b"onnx", lambda: None, memories=tuple(memories))

@@ -10,6 +10,7 @@ import torch
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.pserver.commit import shard_commits as shard_commit
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.commands import CountRows, DigestRows, RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.store import rocks_store
@@ -47,7 +48,7 @@ class RankZero:
 
     def __init__(self, store):
         self.store, self.commits, self.version = store, Commits(store), 0
-        self.shards = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=store / "live")
+        self.shards = EmbeddedShards(ShardProcess.alone(w.TABLES, w.SEED, live=store / "live"))
         self.shards.call(RestoreCommit(store, [], 0), w.soon())
         self.log = Log.claim(store / "log", 1, Deadline.after(5), timeline="t1")
         self.committer = Committer(
@@ -91,7 +92,7 @@ class RankZero:
     def assert_holds_all(self):
         """The newest commit restores every row."""
         commit = self.commits.whole()[-1]
-        again = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=self.store / "again")
+        again = EmbeddedShards(ShardProcess.alone(w.TABLES, w.SEED, live=self.store / "again"))
         again.call(RestoreCommit(commit.folder, commit.shards, commit.version), w.soon())
         assert again.call(DigestRows(), w.soon()) == self.shards.call(DigestRows(), w.soon())
         again.close()

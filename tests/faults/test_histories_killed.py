@@ -12,6 +12,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.history_kernels import unpacked
 from headrace.pserver.server.commands import RestoreCommit
@@ -77,7 +78,7 @@ def committed(job, live):
     """The tables of histories in the newest commit."""
     commit, tables = Commits(job.store).whole()[-1], tables_on_shards({}, job.spec.dense, job.spec.slots)
     groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
-    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
+    shards = EmbeddedShards(ShardProcess.alone(tables, job.spec.seed, live=live, groups=groups))
     try:
         shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         yield shards

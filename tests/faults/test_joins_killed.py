@@ -13,6 +13,7 @@ import pytest
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.joins import JOIN_TABLE
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.commands import DigestRows, RestoreCommit
@@ -194,7 +195,7 @@ def committed(job, live):
     commit = Commits(job.store).whole()[-1]
     groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
     tables = tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join)
-    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
+    shards = EmbeddedShards(ShardProcess.alone(tables, job.spec.seed, live=live, groups=groups))
     try:
         shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         yield shards

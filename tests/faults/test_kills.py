@@ -9,6 +9,7 @@ import pytest
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.faults.deaths import RANK_0, AtFailpoint, AtInstant, JobFeatures, failpoint_places
@@ -198,7 +199,9 @@ def shows(job, live):
     """Shows and clicks of every row in the newest commit, by slot and sign: how often events were learnt."""
     schema, commit = Schema.of(job.spec.slots), Commits(job.store).whole()[-1]
     tables = tables_on_shards(job.spec.tables, job.spec.dense)
-    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups={slot.name: slot.group for slot in schema.sparse})
+    shards = EmbeddedShards(
+        ShardProcess.alone(tables, job.spec.seed, live=live, groups={slot.name: slot.group for slot in schema.sparse})
+    )
     try:
         shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(60))
         found = {

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
-from headrace.pserver.config import TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.server.shard import Shard
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
@@ -60,7 +60,7 @@ class Follower:
 def committed(store, live, table=TableSection(dim=4)):  # noqa: B008  # frozen
     """Rows and tensors of the newest commit."""
     commit = Commits(store).whole()[-1]
-    shard = Shard({"default": table}, 3, live=live)
+    shard = Shard(ShardProcess.alone({"default": table}, 3, live=live))
     shard.restore(commit.folder, commit.shards, commit.version)
     rows = {}
     for piece in shard.tables["default"].feed.scan(0):

@@ -14,6 +14,7 @@ from headrace.dataset.spec.config import DenseSlot, HistorySection, MetaSlot, Sp
 from headrace.dataset.spec.counters import Counted, CountersSection
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.histories import HistoryAnswers
 from headrace.pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -112,7 +113,7 @@ def plain(passes):
 @given(st.lists(BLOCKS, min_size=1, max_size=3))
 def test_every_sample_has_the_counts_that_the_log_gives_it(passes):
     passes = [[events for events in blocks if events] for blocks in passes]
-    shards, found = EmbeddedShards(history_tables(SCHEMA), 1, histories=remembered_of(SCHEMA)), []
+    shards, found = EmbeddedShards(ShardProcess.alone(history_tables(SCHEMA), 1, histories=remembered_of(SCHEMA))), []
     reader = HistoryReader(Blocks(passes), SCHEMA, shards, 20.0)
     for number in range(1, len(passes) + 1):
         shards.open_pass(number, Deadline.after(20))

@@ -13,7 +13,16 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
-from headrace.pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
+from headrace.pserver.config import (
+    Adagrad,
+    Bounds,
+    CountEntry,
+    ProbabilityEntry,
+    Sgd,
+    ShardProcess,
+    SlotLife,
+    TableSection,
+)
 from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
 from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -67,7 +76,7 @@ class Trainer:
 
     def __init__(self, table=TABLE, pooling=None, train=None):
         tables = {"default": table}
-        self.shards = EmbeddedShards(tables, 1)
+        self.shards = EmbeddedShards(ShardProcess.alone(tables, 1))
         self.default_rows = DefaultRows(widths_of(SCHEMA, tables), CPU)
         self.model = Sums()
         self.dense = AllReduceDense(self.model, DENSE, SingleRank(), self.default_rows.parameters)

@@ -18,7 +18,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput
 from headrace.keys import key_of_reference, sign_of_text
-from headrace.pserver.config import TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.config import ExportSection, ModelSection, TaskSection
@@ -77,7 +77,7 @@ class World:
 
     def __init__(self, folder, section, model="wide_deep", tables=TABLES):
         self.folder, self.section, self.tables = folder, section, tables
-        self.shards = EmbeddedShards(tables, seed=3)
+        self.shards = EmbeddedShards(ShardProcess.alone(tables, 3))
         self.rng = np.random.default_rng(5)
         self._learn(tables)
         shape = Shape.of(SCHEMA, tables, [task.name for task in TASKS])

@@ -13,6 +13,7 @@ from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import HistorySection, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
@@ -83,7 +84,7 @@ def told(column):
 
 
 def shards_of():
-    return EmbeddedShards(history_tables(SCHEMA), 1, histories=remembered_of(SCHEMA))
+    return EmbeddedShards(ShardProcess.alone(history_tables(SCHEMA), 1, histories=remembered_of(SCHEMA)))
 
 
 @settings(max_examples=40, deadline=None)

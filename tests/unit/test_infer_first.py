@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from headrace.deadline import Deadline
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.server.commands import CountRows
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -39,7 +40,7 @@ class Noted:
 
 class World:
     def __init__(self, memory=1 << 30, other_ranks=0):
-        self.shards = EmbeddedShards(TABLES, 1)
+        self.shards = EmbeddedShards(ShardProcess.alone(TABLES, 1))
         self.maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), [CTR], None, self.shards, prepares=False)
         self.maker.expect(1, True)
         self.shards.open_pass(1, SOON)

@@ -17,6 +17,7 @@ from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.deadline import Deadline
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.features.join_reader import JoinReader, too_long_text
@@ -93,7 +94,7 @@ class Blocks:
 
 def run(passes, join, blocks=None):
     """By pass: the samples as (signs, label, weight, time, event), and the tally."""
-    shards = EmbeddedShards(join_tables(join), 1, joins=windows_of(join))
+    shards = EmbeddedShards(ShardProcess.alone(join_tables(join), 1, joins=windows_of(join)))
     blocks = blocks or Blocks(passes)
     reader, found = JoinReader(blocks, join, SCHEMA, shards, 20.0, 5, "weight", SOURCES), []
     for number in range(1, len(passes) + 1):

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.config import Adagrad, CountEntry, ShardProcess, TableSection
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
@@ -266,7 +266,7 @@ def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_
 @pytest.mark.parametrize("memory", [None, 8 << 20])
 def test_a_selective_table_deletes_and_admits_again_with_the_digest_of_a_new_one(memory):
     section = SECTION.model_copy(update={"admission": (CountEntry(kind="count", n=2, exact=True),), "memory": memory})
-    shards = [Shard({"t": section}, 1) for _ in range(2)]
+    shards = [Shard(ShardProcess.alone({"t": section}, 1)) for _ in range(2)]
     keys_U = ALL_KEYS[:6]
     ones_U, grads_UD = np.ones(6, np.float32), np.ones((6, 4), np.float32)
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.config import CountEntry, ShardProcess, TableSection
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.rows import row_cache
@@ -145,7 +145,7 @@ def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
 def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admission, monkeypatch):
     monkeypatch.setattr(row_cache, "ROOM_WAIT_S", 60.0)
     with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(60, 1000)):
-        shard = Shard({"t": TableSection(dim=2, memory=8 << 20, admission=admission)}, 1)
+        shard = Shard(ShardProcess.alone({"t": TableSection(dim=2, memory=8 << 20, admission=admission)}, 1))
     table, draw, ready = shard.tables["t"], np.random.default_rng(1), SimpleQueue()
     table.attach(store := MemoryRowStore(table.num_words), {})
     batches = [Keys(draw.choice(ALL_KEYS, 8, replace=False), np.zeros(8, np.uint16)) for _ in range(60)]

@@ -17,7 +17,7 @@ from headrace.dataset.spec.row_statistics import StatisticsSection
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import Sgd, ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.spec.job import load_job
@@ -107,7 +107,7 @@ def learn(shards, samples, tables):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BLOCKS, min_size=1, max_size=3))
 def test_every_sample_has_what_the_rows_of_its_ids_had_before(passes):
-    shards, found = EmbeddedShards(TABLES, 1, histories=remembered_of(SCHEMA)), []
+    shards, found = EmbeddedShards(ShardProcess.alone(TABLES, 1, histories=remembered_of(SCHEMA))), []
     tables = tables_of(SCHEMA, TABLES, "click")
     reader = HistoryReader(Blocks(passes), SCHEMA, shards, 20.0, tables)
     for number in range(1, len(passes) + 1):

@@ -9,7 +9,7 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.pserver.config import TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainSection
@@ -63,7 +63,7 @@ def samples(click=(1, 0, 0), buy=(2.0, np.nan, 5.0), bought=(1, 0, 1), weight=(1
 
 
 def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.0, train=None, at_once=None):
-    shards = EmbeddedShards(TABLES, 1)
+    shards = EmbeddedShards(ShardProcess.alone(TABLES, 1))
     maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), tasks, weight_slot, shards)
     maker.expect(1, True)
     shards.open_pass(1, Deadline.after(5))
@@ -255,7 +255,7 @@ def test_targets_without_weight_or_mask_are_the_labels():
 
 def test_a_pass_that_is_still_read_is_known_when_the_next_number_is_much_higher():
     """Numbers of withdrawn passes are not used again, so there may be any number of them between two passes."""
-    maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), [CTR], None, EmbeddedShards(TABLES, 1))
+    maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), [CTR], None, EmbeddedShards(ShardProcess.alone(TABLES, 1)))
     maker.expect(7, True)
     maker.expect(70, False)
     assert maker.make(7, samples()).prepared.learn and not maker.make(70, samples()).prepared.learn

@@ -28,6 +28,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.shards import U64, Keys, Prepared, Shards
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -188,7 +189,9 @@ def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shard
             Deadline.after(OPEN_S),
         )
     groups = {slot.name: slot.group for slot in schema.sparse}
-    shards = EmbeddedShards(tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)
+    shards = EmbeddedShards(
+        ShardProcess.alone(tables, job.seed, live=config.live, groups=groups, wire=config.request.wire)
+    )
     commit = read_commit(config.commit)
     shards.call(RestoreCommit(commit.folder, commit.shards, commit.version), Deadline.after(RESTORE_S))
     return shards

@@ -27,8 +27,8 @@ from headrace.failpoints import arm
 from headrace.identity.credentials import Identity
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
-from headrace.pserver.config import PartStore
-from headrace.pserver.consistency.policy import Consistency, policy_of
+from headrace.pserver.config import PartStore, ShardProcess
+from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.feed import feed_server
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -198,7 +198,7 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
     schema, policy = Schema.of(job.slots), policy_of(job.train.mode, job.train.staleness, job.train.merge)
     with (
         closing(_ranks(config, device, job.train, identity)) as ranks,
-        closing(_shards(config, job, schema, policy, identity)) as shards,
+        closing(_shards(config, job, schema, identity)) as shards,
     ):
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         progress.step.unanswered = shards.unanswered
@@ -482,17 +482,24 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, iden
     return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)
 
 
-def _shards(
-    config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
-) -> Shards:
-    groups = {slot.name: slot.group for slot in schema.sparse}
+def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Identity | None) -> Shards:
     tables = tables_on_shards(job.tables, job.dense, job.slots, job.join)
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
-        own = (config.cores, config.live, groups, config.generation, policy, parts)
-        feed_at = feed_server.endpoint_of(config.interface, identity)
-        filled = {"histories": remembered_of(schema), "joins": windows_of(job.join)}
-        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, **filled)  # type: ignore[arg-type]
+        alone = ShardProcess.alone(
+            tables,
+            job.seed,
+            histories=remembered_of(schema),
+            joins=windows_of(job.join),
+            groups={slot.name: slot.group for slot in schema.sparse},
+            mode=job.train.mode,
+            merge=job.train.merge,
+            wire=config.wire,
+            generation=config.generation,
+            live=config.live,
+            parts=parts,
+        )
+        return EmbeddedShards(alone, config.cores, feed_server.endpoint_of(config.interface, identity))
     return RemoteShards(
         config.shards,
         tables,

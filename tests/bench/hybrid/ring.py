@@ -25,6 +25,7 @@ from headrace.dataset.sources.kinds import open_source
 from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
+from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.pushes import Push
 from headrace.pserver.server.shard import Shard
@@ -55,7 +56,7 @@ class GatheredRows:
     """All rows, on every trainer alike."""
 
     def __init__(self, job: TrainerJob, world: int, traffic: CollectiveTraffic) -> None:
-        self._shard, self._world, self._traffic = Shard(job.tables, job.seed), world, traffic
+        self._shard, self._world, self._traffic = Shard(ShardProcess.alone(job.tables, job.seed)), world, traffic
         self._shard.open_pass()
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Mapping[str, Keys]:
