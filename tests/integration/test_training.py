@@ -48,6 +48,7 @@ def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
 SLICED = 'dense.strategy="shards"'
 
 
+@pytest.mark.long
 def test_dense_parameters_on_shards_learn_what_trainers_learn_and_the_same_bits_on_any_number_of_shards(job, embedded):
     one, two = run(job, 1, 0, "sliced", SLICED), run(job, 1, 2, "sliced-2", SLICED)
     assert one["digest"] == two["digest"] and one["metrics"] == two["metrics"]
@@ -144,6 +145,7 @@ def stale(job):
     return run(job, 1, 0, "stale", STALE)
 
 
+@pytest.mark.long
 def test_rows_that_lag_behind_give_another_model(embedded, stale):
     assert stale["digest"] != embedded["digest"]
     assert stale["metrics"]["life"]["ctr"]["auc"] == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=0.05)
