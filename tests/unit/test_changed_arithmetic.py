@@ -15,7 +15,7 @@ MERGES = DenseSection(accumulate=4)
 
 
 def commit(made_with, **train):
-    return SimpleNamespace(manifest={"fingerprint": made_with}, state={"spec": {**RAW, "train": train}})
+    return SimpleNamespace(manifest=SimpleNamespace(fingerprint=made_with), state={"spec": {**RAW, "train": train}})
 
 
 @pytest.mark.parametrize(
