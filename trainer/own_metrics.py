@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from headrace.errors import SpecError
 from headrace.registry import Registry
@@ -60,7 +61,53 @@ class Metric:
         raise NotImplementedError
 
 
-METRICS = Registry(kind="metric", group="headrace.metrics", base=Metric, own={})
+class ExpectedCalibrationError(Metric):
+    """How far probabilities are from what happened, over NUM_BINS intervals of equal width; 0 is perfect.
+
+    The sum over intervals of abs(sum of predictions - sum of labels), divided by the weight of all samples (Naeini,
+    Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015). Other than the
+    ratio `calibration`, it shows a model that is too high for some samples and too low for others. Of a task with loss
+    "mse" it means something where labels and predictions are in [0, 1]; others count as the nearer end.
+    """
+
+    NUM_BINS = 20
+    ONE = 1 << 20
+    """The integer of 1. A vector holds 2**43 samples of weight 1."""
+    MAX_WEIGHT = 1 << 20
+    """A heavier sample weighs as much, as in trainer.metrics.totals."""
+
+    name = "expected_calibration_error"
+    size = NUM_BINS + 1
+    """By interval: predictions minus labels; then the weight of all samples."""
+
+    @override
+    def add(
+        self,
+        prediction_B: NDArray[np.float32],
+        label_B: NDArray[np.float32],
+        weight_B: NDArray[np.float32],
+        state_W: NDArray[np.int64],
+    ) -> None:
+        counted_B = np.isfinite(prediction_B) & np.isfinite(label_B) & np.isfinite(weight_B) & (weight_B > 0)
+        prediction_N = np.clip(prediction_B[counted_B].astype(np.float64), 0, 1)
+        error_N = prediction_N - np.clip(label_B[counted_B].astype(np.float64), 0, 1)
+        weight_N = np.minimum(weight_B[counted_B].astype(np.float64), self.MAX_WEIGHT) * self.ONE
+        bin_N = np.minimum((prediction_N * self.NUM_BINS).astype(np.int64), self.NUM_BINS - 1)
+        np.add.at(state_W, bin_N, np.rint(error_N * weight_N).astype(np.int64))
+        state_W[-1] += np.rint(weight_N).astype(np.int64).sum()
+
+    @override
+    def value(self, state_W: NDArray[np.int64]) -> float | None:
+        weight = int(state_W[-1])
+        return int(np.abs(state_W[:-1]).sum()) / weight if weight else None
+
+
+METRICS = Registry(
+    kind="metric",
+    group="headrace.metrics",
+    base=Metric,
+    own={"expected_calibration_error": "trainer.own_metrics:ExpectedCalibrationError"},
+)
 
 
 def check_metric(path: str, folder: Path, at: str) -> None:

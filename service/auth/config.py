@@ -55,7 +55,7 @@ class AllowSection(Section):
     models: tuple[str, ...] | None = None
     """Models for `model.name`, and classes "package.module:Class" for `model.class`. Default: Headrace's own."""
     metrics: tuple[str, ...] = ()
-    """Classes "package.module:Class" for `metrics.own`."""
+    """More for `metrics.own` than Headrace's: names of those of packages, and classes "package.module:Class"."""
     export_commands: tuple[CommandWords, ...] = ()
     """Commands for `exports.<s>.command`, in the same form."""
     roots: tuple[str, ...] = ()

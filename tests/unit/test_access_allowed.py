@@ -140,7 +140,9 @@ def test_a_class_of_the_users_is_refused_unless_named_and_a_model_that_is_not_na
 def test_a_metric_of_the_users_is_refused_unless_named(check):
     metrics = {"own": ["evil:Metric"]}
     told = refused(check, metrics=metrics)
-    assert told.startswith("metrics.own.0: 'evil:Metric' is not allowed here; allowed: none (allow.metrics)")
+    assert told.startswith(
+        "metrics.own.0: 'evil:Metric' is not allowed here; allowed: expected_calibration_error (allow.metrics)"
+    )
     check({"metrics": ["evil:Metric"]}, metrics=metrics)
 
 

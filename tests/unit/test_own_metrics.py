@@ -1,6 +1,9 @@
 """Metrics that a job names: registered ones by name, and classes of users."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import SpecError
 from headrace.trainer.own_metrics import check_metric, metrics_of
@@ -60,3 +63,41 @@ def test_a_name_that_no_package_has_registered_is_refused_by_the_check_and_by_th
     for refused in (lambda: check_metric("good", tmp_path, "metrics.own.0"), lambda: metrics_of(["good"], tmp_path)):
         with pytest.raises(SpecError, match=r"^metrics.own.0: no metric 'good'; .*package.module:Class"):
             refused()
+
+
+def calibration_error_reference(samples, num_bins):
+    """The plain twin of ExpectedCalibrationError: a dictionary of intervals, in floats."""
+    errors, weights = {}, 0.0
+    for prediction, label, weight in samples:
+        number = min(int(prediction * num_bins), num_bins - 1)
+        errors[number] = errors.get(number, 0.0) + weight * (prediction - label)
+        weights += weight
+    return sum(map(abs, errors.values())) / weights if weights else None
+
+
+SAMPLES = st.lists(
+    st.tuples(st.integers(0, 64).map(lambda n: n / 64), st.sampled_from([0.0, 1.0, 0.25]), st.integers(0, 3))
+)
+
+
+def state_of(metric, samples):
+    state_W = np.zeros(metric.size, np.int64)
+    metric.add(*(np.array([each[n] for each in samples], np.float32) for n in range(3)), state_W)
+    return state_W
+
+
+@given(SAMPLES, SAMPLES)
+def test_the_expected_calibration_error_is_that_of_its_definition_however_samples_are_divided(some, others):
+    (metric,) = metrics_of(["expected_calibration_error"], None)
+    both = state_of(metric, some + others)
+    assert (both == state_of(metric, some) + state_of(metric, others)).all()
+    assert metric.value(both) == pytest.approx(calibration_error_reference(some + others, metric.NUM_BINS))
+
+
+def test_samples_without_weight_or_without_a_number_are_not_calibrated():
+    (metric,) = metrics_of(["expected_calibration_error"], None)
+    nan, inf = float("nan"), float("inf")
+    sound, broken = [(0.75, 1.0, 2.0), (0.5, 0.0, 0.0)], [(nan, 1.0, 1.0), (inf, 0.0, 1.0), (0.5, nan, 1.0)]
+    assert metric.value(state_of(metric, sound + broken)) == 0.25
+    assert metric.value(state_of(metric, broken)) is None
+    assert metric.value(state_of(metric, [(7.0, 3.0, 1e30)])) == 0, "as the nearer end"
