@@ -31,9 +31,11 @@ dim = 4
 optimizer = { kind = "momentum", decay = 0.5 }
 first_order_optimizer = { lr = 0.01 }
 [model]
-name = "deepfm"
+name = "scaled"
 [model.settings]
-hidden = [8]
+scale = 0.5
+[metrics]
+own = ["share_above_half", "expected_calibration_error"]
 [dense.optimizer]
 kind = "signs"
 lr = 0.01
@@ -82,18 +84,29 @@ def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
     report = json.loads((world[0] / "store" / "report.json").read_text())
     assert report["events"] == report["samples"] == 300
     assert (world[0] / "noted").read_text() == "trainer-0"
+    measured = report["metrics"]["life"]["ctr"]
+    assert 0 <= measured["share_above_half"] <= 1 and 0 <= measured["expected_calibration_error"] <= 1
 
 
-def test_its_settings_are_in_the_schema_and_in_messages(world):
+def test_its_settings_are_in_the_schema(world):
     schema = json.loads(headrace(world, "spec", "schema").stdout)
     assert schema["$defs"]["RampSource"]["properties"]["events"]["description"] == "Number of events."
     assert schema["$defs"]["Momentum"]["properties"]["decay"]["default"] == 0.9
-    refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.events=0")
-    assert refused.returncode and "sources.events.events: " in refused.stderr
-    refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.kind=rump")
-    assert "did you mean 'ramp'?" in refused.stderr
-    refused = headrace(world, "spec", "check", "job.toml", "--set", "cluster.shards=1")
-    assert refused.returncode and "cluster.shards: the noting launcher starts no shards" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sources.events.events=0", "sources.events.events: "),
+        ("sources.events.kind=rump", "did you mean 'ramp'?"),
+        ("model.settings.scale=0", "model.settings.scale: "),
+        ('metrics.own=["share_above_hall"]', "metrics.own.0: no metric 'share_above_hall'; did you mean 'share_above"),
+        ("cluster.shards=1", "cluster.shards: the noting launcher starts no shards"),
+    ],
+)
+def test_its_settings_are_in_messages(world, override, words):
+    refused = headrace(world, "spec", "check", "job.toml", "--set", override)
+    assert refused.returncode and words in refused.stderr
 
 
 def test_without_the_package_its_kinds_are_unknown(world):
