@@ -14,7 +14,7 @@ from torch import nn
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.dgc import largest, largest_reference, num_sent
-from headrace.trainer.dense.hierarchy import all_reduce_of
+from headrace.trainer.dense.gradient_sums import all_reduce_of
 from headrace.trainer.dense.powersgd import matrices_of, orthonormal
 from headrace.trainer.dense.strategy import Around
 from headrace.trainer.dense_config import DenseSection, DgcSection

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.trainer.collectives.ranks import SingleRank
-from headrace.trainer.dense.averaging_schedule import AveragingSchedule, next_interval
-from headrace.trainer.dense.local_sgd import SCHEDULE
+from headrace.trainer.dense.local_sgd import SCHEDULE, AveragingSchedule, next_interval
 from headrace.trainer.dense_config import MAX_ADAPTIVE
 from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from tests.contract.test_dense_strategy import STEPS, assert_close, batch, job, model, train, trained, weights

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from headrace.trainer.dense.sync_batch_norm import LayersDiffer, SyncBatchNorms
+from headrace.trainer.dense.batch_norms import LayersDiffer, SyncBatchNorms
 from tests.fakes.thread_ranks import on_ranks
 
 TOLERANCE = 1e-6

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from headrace.trainer.collectives.ranks import SingleRank
-from headrace.trainer.dense.batch_norms import OwnBatchNorms
-from headrace.trainer.dense.buffers import Buffers, BuffersDiffer
+from headrace.trainer.dense.batch_norms import Buffers, BuffersDiffer, OwnBatchNorms
 from tests.unit.test_dense import Centred
 
 

@@ -12,8 +12,7 @@ from torch.nn import functional
 from headrace.errors import SpecError
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.collectives.stage_steps import micro_batch_size
-from headrace.trainer.dense.pipeline import PipelineDense
-from headrace.trainer.dense.stages import Stage, divided
+from headrace.trainer.dense.pipeline import PipelineDense, Stage, divided
 from headrace.trainer.dense_config import DenseSection, PipelineSection
 from headrace.trainer.models.contract import DeepTower
 from headrace.trainer.train.pipeline_step import stage_plan, summed_loss

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from headrace.timeline import Span, recorded
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.bucket_sums import BucketSums
 from headrace.trainer.dense.dgc import DgcSums
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, clip
-from headrace.trainer.dense.gradient_sums import GradientSums
+from headrace.trainer.dense.gradient_sums import BucketSums, GradientSums
 from headrace.trainer.dense.powersgd import PowerSgdSums
 from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
+
+SUMS: Mapping[str, type[GradientSums]] = {"dgc": DgcSums, "powersgd": PowerSgdSums}
+"""By `dense.compression`; others are sums in buckets."""
 
 
 class AllReduceDense(DenseStrategy):
@@ -32,16 +34,12 @@ class AllReduceDense(DenseStrategy):
         around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(model, config, ranks, FlatParameters(model, more))
-        has_any, by_ranks = self._grad.numel() > 0, config.compression == "dgc"
-        self._sums: GradientSums = BucketSums(self._grad, model, more or {}, ranks, config)
-        if has_any and by_ranks:
-            self._sums = DgcSums(self._grad, ranks, config)
-        elif has_any and config.compression == "powersgd":
-            self._sums = PowerSgdSums(self._grad, self._flat.parameters, ranks, config, around.seed)
-        learns = config.optimizer.split_momentum()[1] if by_ranks else config.optimizer
-        self._state_names = learns.state_names if by_ranks else learns.state
+        sums = SUMS.get(config.compression, BucketSums) if self._grad.numel() else BucketSums
+        self._sums: GradientSums = sums(self._flat, ranks, config, around.seed)
+        learns = config.optimizer.split_momentum()[1] if sums.by_ranks else config.optimizer
+        self._state_names = learns.state_names if sums.by_ranks else learns.state
         self._optimizer = FlatOptimizer(self._flat.weights, learns, self._flat.segments)
-        self._clip_norm = None if by_ranks else config.clip_norm
+        self._clip_norm = None if sums.by_ranks else config.clip_norm
 
     @property
     def gradient(self) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from headrace.pserver.config import MAX_FLOAT32
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.complete_sums import CompleteSums
-from headrace.trainer.dense.flat_parameters import clip, within
+from headrace.trainer.dense.flat_parameters import FlatParameters, clip, within
+from headrace.trainer.dense.gradient_sums import CompleteSums
 from headrace.trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
 from headrace.trainer.dense_config import DenseSection, DgcSection
 
@@ -58,11 +58,13 @@ class DgcSums(CompleteSums):
     `velocity` and `residual` change when a step counts; until then the gradient holds the next velocity.
     """
 
-    def __init__(self, gradient: Tensor, ranks: Ranks, config: DenseSection) -> None:
-        """`gradient`: the flat one, of at least one float."""
+    by_ranks = True
+
+    def __init__(self, flat: FlatParameters, ranks: Ranks, config: DenseSection, seed: int) -> None:
+        gradient = flat.gradient
         assert 0 < len(gradient) < MAX_FLOATS
-        super().__init__(gradient)
-        self._ranks, self._config = ranks, config.dgc or DgcSection()
+        super().__init__(flat, ranks, config, seed)
+        self._config = config.dgc or DgcSection()
         self._clip_norm = None if config.clip_norm is None else config.clip_norm / math.sqrt(ranks.world)
         self._momentum, _ = config.optimizer.split_momentum()
         self._bucket_floats = config.bucket_bytes // gradient.element_size()
@@ -131,5 +133,5 @@ class DgcSums(CompleteSums):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """After another compression the residual goes on, and the warm-up begins."""
-        self.of_ranks.load(tensors)
+        super().load(tensors)
         self._num_steps = int(tensors[STEPS]) if STEPS in tensors else 0

@@ -39,6 +39,8 @@ class FlatParameters:
         if twice := sorted(self._more.keys() & model.state_dict().keys()):
             raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
         named = (*model.named_parameters(), *self._more.items())
+        self.more = self._more.keys()
+        """The names in `more`."""
         self.parameters = {name: each for name, each in named if each.requires_grad and name not in foreign}
         """By name, in the order of the buffer."""
         parameters = list(self.parameters.values())

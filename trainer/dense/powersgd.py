@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from headrace.pserver.config import MAX_FLOAT32
 from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.complete_sums import CompleteSums
-from headrace.trainer.dense.flat_parameters import within
-from headrace.trainer.dense.hierarchy import all_reduce_of
+from headrace.trainer.dense.flat_parameters import FlatParameters, within
+from headrace.trainer.dense.gradient_sums import CompleteSums, all_reduce_of
 from headrace.trainer.dense.rank_tensors import RESIDUAL, RankTensors
 from headrace.trainer.dense_config import DenseSection, PowerSgdSection
 
@@ -67,14 +66,12 @@ def orthonormal(matrix: Tensor) -> Tensor:
 class PowerSgdSums(CompleteSums):
     """Sums of gradients compressed by PowerSGD."""
 
-    def __init__(
-        self, gradient: Tensor, parameters: Mapping[str, nn.Parameter], ranks: Ranks, config: DenseSection, seed: int
-    ) -> None:
-        """`gradient`: the flat one; `parameters` by name, in its order. `seed`: of the job."""
-        super().__init__(gradient)
+    def __init__(self, flat: FlatParameters, ranks: Ranks, config: DenseSection, seed: int) -> None:
+        gradient = flat.gradient
+        super().__init__(flat, ranks, config, seed)
         rank = (config.powersgd or PowerSgdSection()).rank
         self._all_reduce = all_reduce_of(ranks, config)
-        self._matrices = matrices_of(parameters, rank)
+        self._matrices = matrices_of(flat.parameters, rank)
         self._plain = _between(self._matrices, len(gradient))
         longest = max((max(each.rows, each.columns) for each in self._matrices), default=1)
         self._largest = MAX_FLOAT32 / ranks.world / longest
@@ -134,7 +131,7 @@ class PowerSgdSums(CompleteSums):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """A Q of another shape is left out; a residual of another compression goes on."""
-        self.of_ranks.load(tensors)
+        super().load(tensors)
         for name, own in self._right.items():
             saved = tensors.get(PREFIX + name)
             if saved is not None and saved.shape == own.shape:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.buffers import Buffers
+from headrace.trainer.dense.batch_norms import Buffers
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, digest_of
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.models.contract import Declared

@@ -17,8 +17,7 @@ from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.collectives.stage_steps import StagePlan
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.dense.batch_norms import evaluating
-from headrace.trainer.dense.pipeline import PipelineDense
-from headrace.trainer.dense.stages import Stage
+from headrace.trainer.dense.pipeline import PipelineDense, Stage
 from headrace.trainer.dense_config import PipelineSection
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import Declared
