@@ -11,6 +11,7 @@ from headrace.dataset.stream.source import Partition
 from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read
+from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import encode
 from headrace.trainer.rank0.equal_shares import cut_equally, equal_counts
 from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
@@ -46,9 +47,9 @@ def test_the_others_share_what_a_short_partition_leaves():
 
 def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_split():
     four = [Partition(f"t/{i}", i, 0, 0, 10, True) for i in range(4)]
-    plan = cut_equally(1, four, {}, 40, 3, learn=True)
+    plan = PassPlan(1, cut_equally(four, {}, 40, 3))
     assert [[s.number for s in rank] for rank in plan.segments] == [[0, 3], [1], [2]]
-    lone = cut_equally(1, four[:1], {}, 40, 3, learn=True)
+    lone = PassPlan(1, cut_equally(four[:1], {}, 40, 3))
     assert [[(s.begin, s.end) for s in rank] for rank in lone.segments] == [[(0, 4)], [(4, 7)], [(7, 10)]]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,11 @@ def samples(rng, num_samples):
     )
 
 
+def job_of(tables, section):
+    """What the stager reads of a job."""
+    return SimpleNamespace(tables=tables, tasks=TASKS, exports={"serving": section}, pipe=None)
+
+
 class World:
     """A job's rank 0: shards with rows for half of the signs, a model with weights, what it stages."""
 
@@ -87,7 +93,7 @@ class World:
             for parameter in self.model.parameters():
                 parameter.add_(0.2 * torch.randn(parameter.shape))
         self.stager = ExportStager(
-            self.model, SCHEMA, tables, TASKS, {"serving": section}, folder / "scratch", self.tensors, self.look
+            self.model, SCHEMA, job_of(tables, section), folder / "scratch", self.tensors, self.look
         )
 
     def tensors(self):
@@ -232,7 +238,7 @@ def test_a_module_that_cannot_predict_costs_the_golden_predictions_not_the_job(t
     world = World(tmp_path, ExportSection(golden=4), "wide_deep")
     world.model = OnlyTrains()
     world.stager = ExportStager(
-        world.model, SCHEMA, TABLES, TASKS, {"serving": world.section}, tmp_path / "other", world.tensors, world.look
+        world.model, SCHEMA, job_of(TABLES, world.section), tmp_path / "other", world.tensors, world.look
     )
     world.stager.saw(samples(world.rng, 8))
     stage = world.stage()

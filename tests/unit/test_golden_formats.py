@@ -16,7 +16,7 @@ from headrace.trainer.checkpoint.rewind import known_partitions, positions
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import RecordKind, read
 from headrace.trainer.journal.partitions import KnownPartition, present_partitions
-from headrace.trainer.journal.pass_plan import cut
+from headrace.trainer.journal.pass_plan import PassPlan, cut
 from headrace.trainer.journal.records import PassClose
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
@@ -90,7 +90,7 @@ def test_the_manifest_of_format_2_is_readable_and_a_job_continues_in_the_same_or
     known = known_partitions(history, commit)
     assert (commit.name, known) == ("t1-0000000003-g1", HOURS)
     now = [Partition(name, 9, 0, 0, each.end, True, each.identity) for name, each in reversed(HOURS.items())]
-    again = cut(1, present_partitions(known, now, {}, []), {}, 10, 1, learn=True)
+    again = PassPlan(1, cut(present_partitions(known, now, {}, []), {}, 10, 1))
     assert [(s.number, s.begin, s.end) for s in again.segments[0]] == [(2, 0, 4), (0, 0, 6)]
     assert positions(history, commit) == {name: each.end for name, each in HOURS.items()}
 

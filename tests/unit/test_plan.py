@@ -21,6 +21,10 @@ from headrace.trainer.journal.pass_plan import (
 )
 
 
+def plan_of(number, partitions, positions, max_events, num_ranks, learn=True, *more, **named):
+    return PassPlan(number, cut(partitions, positions, max_events, num_ranks, *more, **named), learn)
+
+
 def partition(number, end, begin=0, final=True, start=None, **order):
     return Partition(
         f"t/{number}", number, begin if start is None else start, begin, end, final, f"id-{number}", **order
@@ -55,7 +59,7 @@ def test_passes_cover_every_position_once_in_order_and_ranks_have_equal_parts(fi
     while not is_drained(partitions, positions, skips):
         number += 1
         waiting = sum(backlog(partitions, positions, skips))
-        plan = cut(number, partitions, positions, max_events, num_ranks, learn=True, skips=skips)
+        plan = plan_of(number, partitions, positions, max_events, num_ranks, learn=True, skips=skips)
         sizes = [num_positions(rank) for rank in plan.segments]
         assert len(sizes) == num_ranks and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
         assert plan.num_positions == min(max_events, waiting) > 0
@@ -72,7 +76,7 @@ def gone(name, position, skips):
 
 
 def test_a_segment_stops_at_a_skip_and_the_next_begins_after_it():
-    plan = cut(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [SkippedRange("t/0", 10, 60)])
+    plan = plan_of(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [SkippedRange("t/0", 10, 60)])
     assert [(s.partition, s.begin, s.end) for s in plan.segments[0]] == [
         ("t/0", 5, 10),
         ("t/0", 60, 67),
@@ -81,13 +85,13 @@ def test_a_segment_stops_at_a_skip_and_the_next_begins_after_it():
 
 
 def test_every_segment_carries_the_identity_of_its_partition():
-    plan = cut(1, [partition(0, 10), partition(1, 10)], {}, 20, 2, learn=True)
+    plan = plan_of(1, [partition(0, 10), partition(1, 10)], {}, 20, 2, learn=True)
     assert [[s.identity for s in rank] for rank in plan.segments] == [["id-0"], ["id-1"]]
     assert '"identity": "id-0"' in json.dumps(plain(plan))
 
 
 def test_a_pass_is_split_into_equal_contiguous_parts_whatever_the_partitions():
-    plan = cut(1, [partition(i, size) for i, size in enumerate([1, 10, 1])], {}, 40, 3, learn=True)
+    plan = plan_of(1, [partition(i, size) for i, size in enumerate([1, 10, 1])], {}, 40, 3, learn=True)
     assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [
         [(0, 0, 1), (1, 0, 3)],
         [(1, 3, 7)],
@@ -100,22 +104,22 @@ def hours(*names, stream="files"):
 
 
 def test_files_of_a_stream_are_read_one_after_another_by_their_times_as_numbers():
-    plan = cut(1, hours("2/10", "2/9", "1/11"), {}, 25, 1, learn=True)
+    plan = plan_of(1, hours("2/10", "2/9", "1/11"), {}, 25, 1, learn=True)
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(2, 0, 10), (1, 0, 10), (0, 0, 5)]
 
 
 def test_a_file_that_comes_before_the_present_one_is_read_next():
-    plan = cut(2, hours("2/1", "2/2", "1/1"), {"t/0": 10, "t/1": 4}, 12, 1, learn=True)
+    plan = plan_of(2, hours("2/1", "2/2", "1/1"), {"t/0": 10, "t/1": 4}, 12, 1, learn=True)
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(2, 0, 10), (1, 4, 6)]
 
 
 def test_a_cap_limits_a_partition():
-    plan = cut(1, [partition(0, 10), partition(1, 10)], {"t/1": 2}, 40, 1, learn=True, caps={"t/0": 4, "t/1": 0})
+    plan = plan_of(1, [partition(0, 10), partition(1, 10)], {"t/1": 2}, 40, 1, learn=True, caps={"t/0": 4, "t/1": 0})
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(0, 0, 4)]
 
 
 def test_a_plan_survives_its_message():
-    plan = cut(3, [partition(i, 7) for i in range(3)], {"t/1": 5}, 9, 2, learn=False)
+    plan = plan_of(3, [partition(i, 7) for i in range(3)], {"t/1": 5}, 9, 2, learn=False)
     assert typed(PassPlan, plain(plan), "it") == plan
 
 
@@ -124,7 +128,7 @@ def test_a_position_before_the_first_retained_one_is_left_for_the_source_to_refu
 
 
 def test_a_lone_partition_with_less_than_a_position_a_rank_leaves_ranks_without():
-    plan = cut(1, [partition(0, 2)], {}, 40, 3, learn=True)
+    plan = plan_of(1, [partition(0, 2)], {}, 40, 3, learn=True)
     assert [[(s.begin, s.end) for s in rank] for rank in plan.segments] == [[(0, 1)], [(1, 2)], []]
 
 
@@ -141,10 +145,10 @@ three_shares = st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3).map(
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=3), three_shares)
 def test_ranks_have_parts_in_proportion_to_their_shares(ends, shares):
-    plan = cut(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True, shares=shares)
+    plan = plan_of(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True, shares=shares)
     sizes = [num_positions(rank) for rank in plan.segments]
     assert plan.num_positions == sum(sizes) == min(sum(ends), 400)
     assert all(abs(size - plan.num_positions * share) <= 1 for size, share in zip(sizes, shares, strict=True))
     taken = [position for rank in plan.segments for s in rank for position in range(s.begin, s.end)]
-    equal = cut(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True)
+    equal = plan_of(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True)
     assert taken == [position for rank in equal.segments for s in rank for position in range(s.begin, s.end)]

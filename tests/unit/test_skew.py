@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 
 from headrace.dataset.stream.source import Partition
 from headrace.trainer.journal.partitions import SkippedRange
-from headrace.trainer.journal.pass_plan import cut, is_drained
+from headrace.trainer.journal.pass_plan import PassPlan, cut, is_drained
 from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads, merged_caps, rests_of
 
 SKEW_MS = 1_000
 START_MS = 1_700_000_000_000
+
+
+def plan_of(number, partitions, positions, max_events, num_ranks, learn=True, *more, **named):
+    return PassPlan(number, cut(partitions, positions, max_events, num_ranks, *more, **named), learn)
 
 
 class Topic:
@@ -37,7 +41,7 @@ class Topic:
             caps = caps_by_time(rests, waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
             if not remembers:
                 lowest = {}
-            plan = cut(number, self.partitions, positions, max_events, num_ranks, learn=True, caps=caps)
+            plan = plan_of(number, self.partitions, positions, max_events, num_ranks, learn=True, caps=caps)
             positions |= plan.positions()
             taken = {}
             for s in (s for rank in plan.segments for s in rank):
@@ -192,7 +196,7 @@ def test_passes_of_merged_streams_are_pieces_of_the_one_stream_in_order_of_time(
         rests = rests_of(source.partitions, positions, skips)
         caps = merged_caps(rests, max_events, source.ask, lowest)
         assert caps == merged_caps(rests, max_events, source.ask, {})
-        plan = cut(number, source.partitions, positions, max_events, 2, learn=True, skips=skips, caps=caps)
+        plan = plan_of(number, source.partitions, positions, max_events, 2, learn=True, skips=skips, caps=caps)
         positions |= plan.positions()
         passes.append({(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)})
     order = source.merged(skips)
@@ -203,7 +207,7 @@ def test_passes_of_merged_streams_are_pieces_of_the_one_stream_in_order_of_time(
 def test_out_of_order_events_count_at_the_greatest_time_before_them(times, max_events):
     source = Files([[times], [sorted(times)]])
     caps = merged_caps(rests_of(source.partitions, {}, ()), max_events, source.ask, {})
-    plan = cut(1, source.partitions, {}, max_events, 1, learn=True, caps=caps)
+    plan = plan_of(1, source.partitions, {}, max_events, 1, learn=True, caps=caps)
     taken = {(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)}
     assert taken == set(source.merged(())[:max_events])
 

@@ -15,14 +15,16 @@ from headrace.dataset.stream.source import Partition, Segment
 from headrace.trainer.journal.partitions import SkippedRange, enumerated, open_ranges, place
 from headrace.trainer.journal.pass_parts import divide, part_sizes
 
+RankSegments = tuple[tuple[Segment, ...], ...]
+"""By rank, in reading order."""
+
 
 class PassPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One pass."""
 
     number: int
     """From 1; also the version that its close makes."""
-    segments: tuple[tuple[Segment, ...], ...]
-    """By rank, in reading order."""
+    segments: RankSegments
     learn: bool = written(True)
     """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
     last: bool = False
@@ -105,17 +107,15 @@ def proportional_shares(waiting: Sequence[int], max_events: int) -> list[int]:
 
 
 def cut(
-    number: int,
     partitions: Sequence[Partition],
     positions: Mapping[str, int],
     max_events: int,
     num_ranks: int,
-    learn: bool,
     skips: Collection[SkippedRange] = (),
     caps: Mapping[str, int] = MappingProxyType({}),
     shares: Sequence[float] = (),
-) -> PassPlan:
-    """The pass that begins at `positions`; without backlog it has no segments.
+) -> RankSegments:
+    """The segments of the pass that begins at `positions`; none without backlog.
 
     It takes the next positions of each stream, up to `caps` (trainer.rank0.skew). They are divided among the ranks in
     contiguous parts, so that no rank waits for others: of equal length, or by `shares` (trainer.rank0.rank_speeds).
@@ -138,7 +138,7 @@ def cut(
         segment for segments, count in zip(waiting, counts, strict=True) for segment in divide(segments, [count])[0]
     ]
     ranks = divide(taken, part_sizes(sum(counts), num_ranks, shares))
-    return PassPlan(number, tuple(map(tuple, ranks)), learn)
+    return tuple(map(tuple, ranks))
 
 
 def num_positions(segments: Iterable[Segment]) -> int:

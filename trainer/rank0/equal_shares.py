@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.trainer.journal.partitions import SkippedRange, open_ranges
-from headrace.trainer.journal.pass_plan import PassPlan, backlog
+from headrace.trainer.journal.pass_plan import RankSegments, backlog
 
 
 def equal_counts(waiting: Sequence[int], max_events: int) -> list[int]:
@@ -29,15 +29,13 @@ def equal_counts(waiting: Sequence[int], max_events: int) -> list[int]:
 
 
 def cut_equally(
-    number: int,
     partitions: Sequence[Partition],
     positions: Mapping[str, int],
     max_events: int,
     num_ranks: int,
-    learn: bool,
     skips: Collection[SkippedRange] = (),
-) -> PassPlan:
-    """The pass that begins at `positions`; without backlog it has no segments.
+) -> RankSegments:
+    """The segments of the pass that begins at `positions`; none without backlog.
 
     A partition belongs to the rank of its number modulo the number of ranks. A single partition is divided among all
     ranks, in contiguous parts of equal length, the longer ones first.
@@ -53,7 +51,7 @@ def cut_equally(
                 begin = segments[-1].end if segments else begin
         else:
             ranks[partition.number % num_ranks] += take(partition, begin, count, skips)
-    return PassPlan(number, tuple(map(tuple, ranks)), learn)
+    return tuple(map(tuple, ranks))
 
 
 def take(partition: Partition, begin: int, count: int, skips: Collection[SkippedRange]) -> list[Segment]:

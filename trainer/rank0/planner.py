@@ -35,7 +35,7 @@ from headrace.trainer.journal.partitions import (
     with_growth,
     with_new_partitions,
 )
-from headrace.trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
+from headrace.trainer.journal.pass_plan import PassPlan, RankSegments, backlog, cut, gaps, is_drained
 from headrace.trainer.journal.records import GapOperation, PartitionsOperation
 from headrace.trainer.rank0.equal_shares import cut_equally
 from headrace.trainer.rank0.rank_speeds import RankSpeeds
@@ -331,24 +331,21 @@ class Planner:
             if not waited or not self.wants_pass():
                 return None
             max_events = 0
-        plan = msgspec.structs.replace(
-            self._cut(request.number, partitions, positions, max_events, learn), epoch=turn.epoch
-        )
+        plan = PassPlan(request.number, self._cut(partitions, positions, max_events), learn, epoch=turn.epoch)
         self._retrier.call(lambda: self._journal.plan(plan))
         return plan
 
-    def _cut(
-        self, number: int, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int, learn: bool
-    ) -> PassPlan:
-        whole = (number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
+    def _cut(self, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int) -> RankSegments:
+        whole = (partitions, positions, max_events, self._num_ranks, self.skips)
         if not in_order(self.known):
             return cut_equally(*whole)
         caps = self._caps(partitions, positions, max_events) if max_events else {}
-        plan = cut(*whole, caps, self.speeds.shares)
+        segments = cut(*whole, caps, self.speeds.shares)
         if not self._source.bounded:
-            left = heads(partitions, {**positions, **plan.positions()}, self.skips)
+            ends = {segment.partition: segment.end for rank in segments for segment in rank}
+            left = heads(partitions, {**positions, **ends}, self.skips)
             self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()
-        return plan
+        return segments
 
     def _caps(
         self, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int

@@ -322,8 +322,7 @@ def _written(
     with ExitStack() as held:
         exporting = None
         if rank0 is not None and rank0.beginning.joblog is not None:
-            parts = (setup.schema, rank0, shards, model, holders.dense, holders.observer, holders.progress, arithmetic)
-            exporting = held.enter_context(open_exporting(config, job, *parts))
+            exporting = held.enter_context(open_exporting(setup, rank0, model, holders, arithmetic))
         closer.begin(None if rank0 is None else rank0.begin(closer.day))
         if rank0 is not None and rank0.contact is not None:
             held.enter_context(watched(rank0.contact, config.node_timeout))

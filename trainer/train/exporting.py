@@ -11,10 +11,9 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +24,10 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
-from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.shards import F32, Keys, Shards
+from headrace.pserver.protocol.shards import F32, Keys
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.checkpoint.committer import Committer
-from headrace.trainer.config import Dtype, ExportSection, TaskSection, TrainerJob, WorkerConfig
-from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.config import Dtype, ExportSection, TrainerJob
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.export_settings import ExportSettings
@@ -48,9 +45,9 @@ from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.changes import schema_of
-from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import FrozenModel, TraceFailed, trace
+from headrace.trainer.train.trainer_setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +63,17 @@ class ExportStager:
         self,
         model: nn.Module,
         schema: Schema,
-        tables: Mapping[str, TableSection],
-        tasks: Sequence[TaskSection],
-        streams: Mapping[str, ExportSection],
+        job: TrainerJob,
         scratch: Path,
         tensors: Callable[[], Mapping[str, Tensor]],
         look: Look,
-        features: Mapping[str, Any] | None = None,
     ) -> None:
         """`tensors` returns the model's state like trainer.dense.all_reduce.AllReduceDense.tensors; `scratch` takes the
-        template; `features` are those of dataset.features.served_events."""
+        template."""
+        tables, tasks = job.tables, job.tasks
         self._schema, self._tables, self._tasks = schema, tables, tasks
-        self._tensors, self._look, self._features = tensors, look, features
-        self._most = max((section.golden for section in streams.values()), default=0)
+        self._tensors, self._look, self._features = tensors, look, describe_features(job.pipe, schema)
+        self._most = max((section.golden for section in job.exports.values()), default=0)
         self._kept: deque[Samples] = deque()
         self._num_kept = 0
         self._template, self._why = scratch / TEMPLATE, ""
@@ -174,24 +169,16 @@ LOOK_S = 60.0
 
 @contextmanager
 def open_exporting(
-    config: WorkerConfig,
-    job: TrainerJob,
-    schema: Schema,
-    rank0: RankZero,
-    shards: Shards,
-    model: nn.Module,
-    dense: DenseStrategy,
-    observer: Observer,
-    progress: TrainerProgress,
-    arithmetic: Mapping[str, str],
+    setup: Setup, rank0: RankZero, model: nn.Module, holders: StateHolders, arithmetic: Mapping[str, str]
 ) -> Iterator[ExportCoordinator]:
     """The decider that exports, added to the operator; its process ends with the context.
 
     Traces the model, once, if the job has exports.
     """
+    config, job, schema = setup.config, setup.job, setup.schema
 
     def look(keys: Mapping[str, Keys]) -> Mapping[str, F32]:
-        return shards.look(keys, Deadline.after(LOOK_S))
+        return setup.shards.look(keys, Deadline.after(LOOK_S))
 
     def stage(request: ExportRequest, folder: Path) -> None:
         assert stager is not None, "there are streams"
@@ -200,9 +187,8 @@ def open_exporting(
     stager = None
     if job.exports:
         scratch = config.store / STAGES / "template"
-        features = describe_features(job.pipe, schema)
-        stager = ExportStager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look, features)
-        observer.watch(stager.saw)
+        stager = ExportStager(model, schema, job, scratch, holders.dense.tensors, look)
+        holders.observer.watch(stager.saw)
     guards = rank0.guards
     setting = ExportSettings(
         job=job.name,
@@ -214,7 +200,7 @@ def open_exporting(
         streams=job.exports,
         schema=schema,
         tables=lambda: rank0.operator.tables,
-        clicks_unmatched=lambda: progress.clicks.share_unmatched,
+        clicks_unmatched=lambda: holders.progress.clicks.share_unmatched,
         held=lambda: () if guards is None else guards.held,
         forks=lambda: sum(bool(found) for _, found in rank0.replay_log.compared),
         stage=stage,
