@@ -17,9 +17,9 @@ from headrace.pserver.store import rocks_store
 from headrace.retry import Backoff
 from headrace.trainer.checkpoint import commits as commits_module
 from headrace.trainer.checkpoint import committer as rank0_commit
-from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.checkpoint.commits import Commits, problems_of
-from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.checkpoint.committer import CommitHooks, Committer, ManifestFacts
 from headrace.trainer.config import CommitSection
 from headrace.trainer.journal import log as log_module
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
@@ -51,16 +51,11 @@ class RankZero:
         self.shards = EmbeddedShards(ShardProcess.alone(w.TABLES, w.SEED, live=store / "live"))
         self.shards.call(RestoreCommit(store, [], 0), w.soon())
         self.log = Log.claim(store / "log", 1, Deadline.after(5), timeline="t1")
-        self.committer = Committer(
-            store,
-            CommitSection(every=EVERY_S, keep=1),
-            ManifestFacts("news", "t1", 1, 1, {}),
-            self.log,
-            self.shards,
-            lambda dense: SavedState(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}),
-            lambda positions: None,
-            None,
+        hooks = CommitHooks(
+            lambda dense: SavedState(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}), lambda positions: None
         )
+        section, facts = CommitSection(every=EVERY_S, keep=1), ManifestFacts("news", "t1", 1, 1, {})
+        self.committer = Committer(CommitStore(store), section, facts, self.log, self.shards, hooks, None)
 
     def train(self):
         self.version += 1

@@ -85,16 +85,15 @@ def test_commits_are_listed_in_order_of_time_and_those_without_manifest_are_none
     assert Commits(tmp_path).names() == names
 
 
-def test_pruning_keeps_the_newest_the_held_and_the_one_being_written(tmp_path):
+def test_pruning_keeps_the_newest_and_the_held(tmp_path):
     commits = Commits(tmp_path)
     names = [make(tmp_path, version) for version in (1, 2, 3, 4, 5)]
-    writing, left_over = (tmp_path / "commits" / name_of("t1", version, 1) for version in (6, 7))
-    writing.mkdir()
+    left_over = tmp_path / "commits" / name_of("t1", 7, 1)
     left_over.mkdir()
     commits.hold(names[1], "pin-anna")
-    gone = commits.prune(2, contextlib.nullcontext(), held={names[0]}, spare=writing.name)
+    gone = commits.prune(2, contextlib.nullcontext(), held={names[0]})
     assert gone == [names[2]] and commits.names() == [names[0], names[1], names[3], names[4]]
-    assert writing.exists() and not left_over.exists() and not (commits.folder / names[2]).exists()
+    assert not left_over.exists() and not (commits.folder / names[2]).exists()
     assert commits.holders() == {names[1]: ["pin-anna"]}
     assert commits.release(names[1], "pin-anna") and not commits.release(names[1], "pin-anna")
     assert commits.prune(2, contextlib.nullcontext()) == [names[0], names[1]]

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,10 +15,9 @@ from headrace.pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.trainer.checkpoint import committer as module
-from headrace.trainer.checkpoint.commit_errors import CommitsFail, ManifestFailed
-from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commit_store import CommitStore, ManifestFailed
 from headrace.trainer.checkpoint.commits import Commits, hash_of, problems_of
-from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
+from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, CommitHooks, CommitsFail, Committer, ManifestFacts
 from headrace.trainer.checkpoint.handover import hand_over, handed_over
 from headrace.trainer.config import CommitSection
 from headrace.trainer.job_status import CommitStatus, MirrorStatus
@@ -64,8 +64,9 @@ class Shards:
         return folder / "shard-0" / "rows"
 
 
-class Mirror:
-    def __init__(self, done):
+class Mirror(CommitStore):
+    def __init__(self, store, disk, done):
+        super().__init__(store, disk)
         self.done, self.held = done, set()
 
     def offer(self, commit):
@@ -74,8 +75,8 @@ class Mirror:
     def holding(self):
         return self.held
 
-    def status(self):
-        return MirrorStatus(version=3)
+    def with_status(self, status):
+        return msgspec.structs.replace(status, mirror=MirrorStatus(version=3))
 
 
 class OneThread:
@@ -110,13 +111,13 @@ class World:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(module, "ThreadPoolExecutor", OneThread)
         self.commits, self.log = Commits(store), Log.claim(store / "log", 1, Deadline.after(5))
-        self.shards, self.mirror, self.disk = Shards(self.commits, self.done), Mirror(self.done), TroubledDisk()
+        self.shards, self.disk = Shards(self.commits, self.done), TroubledDisk()
+        self.mirror = Mirror(store, self.disk, self.done)
         section = CommitSection(**({"every": EVERY_S, "max_failing": MAX_FAILING_S} | settings))
         self.version, self.changes_since, self.told = 0, None, []
-        self.committer = Committer(
-            store, section, ManifestFacts("news", "t1", 1, 1, {}), self.log, self.shards, self.capture, self.show, None,
-            self.mirror, self.disk, lambda: self.changes_since,
-        )  # fmt: skip
+        hooks = CommitHooks(self.capture, self.show, lambda: self.changes_since)
+        facts = ManifestFacts("news", "t1", 1, 1, {})
+        self.committer = Committer(self.mirror, section, facts, self.log, self.shards, hooks, None)
         self.thread = self.committer._thread
 
     def capture(self, dense):
@@ -374,7 +375,7 @@ def no_room(world, monkeypatch, step):
     if step == "shards":
         world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
     elif step in ("folder", "dense"):
-        owner, name = {"folder": (module.commits, "sync_tree"), "dense": (SavedState, "write")}[step]
+        owner, name = {"folder": (module, "sync_tree"), "dense": (SavedState, "write")}[step]
         real = getattr(owner, name)
 
         def full(*_):

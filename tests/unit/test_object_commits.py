@@ -45,7 +45,7 @@ class Head:
         self.sequence.catch_up(SOON)
         log_id = f"log-{generation}"
         self.sequence.claim(FenceClaim(log_id=log_id, timeline="t1", mode=LogMode.ASYNC), SOON)
-        self.objects = ObjectCommits(store, self.sequence, parent, gc_grace_s)
+        self.objects = ObjectCommits(disk, store, self.sequence, parent, gc_grace_s)
 
     def upload(self, version, files):
         name = name_of("t1", version, self.generation)
@@ -62,7 +62,7 @@ class Head:
 
     def commit(self, version, files):
         name, manifest, folder = self.upload(version, files)
-        self.objects.publish(name, manifest, [], SOON)
+        self.objects.publish(manifest, [], SOON)
         write_manifest(folder, manifest)
         return Commits(self.disk).read(name)
 
@@ -115,7 +115,7 @@ def test_a_commit_of_a_shard_that_misses_an_object_is_damaged(store, tmp_path):
     name, manifest, _ = head.upload(1, {"dense": b"d"})
     part = ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/x": StoredFile(sha(b"x"), 1)}, {sha(b"x"): 1})
     files = {**manifest.files, "shard-0/x": StoredFile(sha(b"x"), 1)}
-    head.objects.publish(name, replace(manifest, shards=[part], files=files), [], SOON)
+    head.objects.publish(replace(manifest, shards=[part], files=files), [], SOON)
     store.prepare(tmp_path, "job", head.sequence.history, SOON)
     assert list(store.problems_of(Commits(tmp_path).read(name), SOON)) == ["shard-0/x"]
 
@@ -127,7 +127,7 @@ def test_a_head_that_wakes_late_uploads_what_it_likes_and_is_never_read(store, t
     new = Head(store, tmp_path / "new", 2)
     for _ in range(2):
         with pytest.raises(Superseded):
-            late.objects.publish(name, manifest, [], SOON)
+            late.objects.publish(manifest, [], SOON)
     with pytest.raises(Superseded):
         late.objects.retire(["t1-0000000001-g1"])
     commit = new.commit(2, {"dense": b"new"})

@@ -332,10 +332,9 @@ class Commits:
         keep: int,
         exclusive: AbstractContextManager[object],
         held: Collection[str] = (),
-        spare: str | None = None,
         retire: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> list[str]:
-        """Remove all but the newest `keep` and held commits; then folders without a manifest, except `spare`.
+        """Remove all but the newest `keep` and held commits; then folders without a manifest.
 
         `exclusive` holds the store's lock while manifests are removed; their folders follow. `retire` gets the names
         first. Returns removed names.
@@ -350,7 +349,7 @@ class Commits:
                 REAL.sync_folder(self.folder)
         if gone:
             failpoint(Failpoint.PRUNE_BEGUN)
-        kept = {*names, spare} - {*gone}
+        kept = {*names} - {*gone}
         for path in self.folder.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path)

@@ -1,6 +1,11 @@
 """The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
-The loop calls `due` and `begin` between passes; a thread writes by checkpoint.commits what train.commit_state captured.
+The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what train.commit_state captured.
+
+HeadraceError
++-- CommitFailed     nothing is left of it; the next commit may succeed
++-- CommitsFail      this has gone on for too long
++-- ManifestFailed   it may exist or not: this process must end (trainer.checkpoint.commit_store)
 """
 
 import logging
@@ -9,35 +14,30 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.deadline import Deadline
-from headrace.durable import NO_ROOM, REAL, Disk
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import ShardCommitPart, Shards
 from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.timeline import Span, recorded
-from headrace.trainer.checkpoint import commits
-from headrace.trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
-from headrace.trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
+from headrace.trainer.checkpoint.commit_store import CommitStore, ManifestFailed
 from headrace.trainer.checkpoint.commits import (
     FORMAT,
     FORMAT_OF_FILES,
     Commit,
     CommitManifest,
-    Commits,
     hash_of,
     name_of,
     read_commit,
+    sync_tree,
 )
 from headrace.trainer.checkpoint.handover import hand_over, remove_handover
-from headrace.trainer.checkpoint.pruning import prune_store
 from headrace.trainer.config import CommitSection
 from headrace.trainer.job_status import CommitStatus
 from headrace.trainer.journal.log import Log, Superseded
@@ -48,6 +48,67 @@ STEP_S = 60.0
 """Time limit of the shards for a snapshot, and for the result of a commit."""
 
 log = logging.getLogger(__name__)
+
+
+class CommitFailed(HeadraceError):
+    """A commit failed. Nothing of it is left; its rows wait for the next one, which may succeed."""
+
+
+class CommitsFail(HeadraceError):
+    """No commit succeeded for longer than `commit.max_failing`."""
+
+
+class CapturedState(Protocol):
+    """Rank 0's state of one version: see trainer.train.commit_state.SavedState."""
+
+    @property
+    def version(self) -> int:
+        """The version that it is of."""
+        ...
+
+    @property
+    def log_from(self) -> int:
+        """First log record that a replay from this version needs."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The position of each partition."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The JSON-able part, for the manifest."""
+        ...
+
+    def write(self, folder: Path, *, sync: bool = True) -> list[str]:
+        """Write and `sync` the other parts; returns names of files. Raises HeadraceError and OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """Facts about the job in every manifest."""
+
+    job: str
+    timeline: str
+    generation: int
+    world: int
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitHooks:
+    """The calls of the committer to the rest of rank 0."""
+
+    capture: Callable[[Mapping[str, Any]], CapturedState]
+    """Copies the state of rank 0, given the tensors that the dense strategy consolidated."""
+    show_positions: Callable[[Mapping[str, int]], None]
+    """Shows committed positions to lag tools."""
+    changes_since: Callable[[], int | None] = lambda: None
+    """The version since which changes will be read; see TakeSnapshot."""
+    keeps_all: Callable[[], bool] = lambda: False
+    """Whether no commit may be removed now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +125,17 @@ class Committer:
 
     def __init__(
         self,
-        store: Path,
+        store: CommitStore,
         section: CommitSection,
         origin: ManifestFacts,
         joblog: Log,
         shards: Shards,
-        capture: Callable[[Mapping[str, Any]], CapturedState],
-        show_positions: Callable[[Mapping[str, int]], None],
+        hooks: CommitHooks,
         parent: Commit | None,
-        mirror: CommitMirror | None = None,
-        disk: Disk = REAL,
-        changes_since: Callable[[], int | None] = lambda: None,
-        objects: UploadedCommits | None = None,
-        keeps_all: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
-
-        `changes_since`: the version since which changes will be read; see TakeSnapshot. `objects`: where commits
-        are uploaded to and count, if not on this disk. `keeps_all`: whether no commit may be removed now.
-        """
-        self._commits, self._section, self._origin = Commits(store), section, origin
-        self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
-        self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
-        self._objects, self._keeps_all = objects, keeps_all
+        """`parent`: the commit that was restored."""
+        self._store, self._section, self._origin = store, section, origin
+        self._log, self._shards, self._hooks, self._parent = joblog, shards, hooks, parent
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
         self._handed: int | None = None
@@ -184,7 +233,7 @@ class Committer:
     def status(self) -> CommitStatus:
         """For people."""
         failing = self._failing
-        return CommitStatus(
+        status = CommitStatus(
             version=self.version,
             age_s=time.monotonic() - self._done_s,
             writing=self._flight is not None,
@@ -193,9 +242,8 @@ class Committer:
             write_s=self._write_s,
             failing=None if failing is None else failing[1],
             failing_s=0.0 if failing is None else time.monotonic() - failing[0],
-            mirror=None if self._mirror is None else self._mirror.status(),
-            objects=None if self._objects is None else self._objects.status(),
         )
+        return self._store.with_status(status)
 
     def close(self) -> None:
         """Wait for the thread, and for the commit that it is writing."""
@@ -219,8 +267,9 @@ class Committer:
     ) -> None:
         assert version > self.version, f"version {version} is committed, and its folder would count as one that failed"
         self._begun_s = time.monotonic()
-        self._num_rows = self._shards.call(TakeSnapshot(version, self._changes_since()), Deadline.after(STEP_S))  # 2
-        saved = self._capture(dense)
+        snapshot = TakeSnapshot(version, self._hooks.changes_since())
+        self._num_rows = self._shards.call(snapshot, Deadline.after(STEP_S))  # 2
+        saved = self._hooks.capture(dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
         make = self._hand_over if hand_over else self._make
@@ -275,17 +324,18 @@ class Committer:
         5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
         """
         name = name_of(self._origin.timeline, version, self._origin.generation)
-        folder = self._commits.folder / name
+        folder, holders = self._store.commits.folder / name, [each.who for each in held_for if each.who is not None]
         try:
-            manifest = self._write_parts(folder, saved)  # 3
+            manifest = self._write_parts(name, saved)  # 3
             with self._log.exclusive():
-                self._hold(name, held_for)
-            self._publish(name, manifest)
+                self._store.hold(name, holders)
+            log_files = [file.path.name for file in self._log.files()]
+            self._store.publish(manifest, log_files, Deadline.after(self._section.deadline))  # 4
             with self._log.exclusive():
-                self._write_manifest(folder, manifest)  # 4
+                self._store.write_manifest(folder, manifest)
         except (HeadraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            self._release(name, held_for)
+            self._store.release(name, holders)
             self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
                 raise
@@ -309,7 +359,7 @@ class Committer:
 
         name = name_of(self._origin.timeline, version, self._origin.generation)
         try:
-            hand_over(self._commits.folder.parent, name, write, self._log.exclusive)
+            hand_over(self._store.commits.folder.parent, name, write, self._log.exclusive)
             failpoint(Failpoint.HANDED_OVER)
         except (HeadraceError, OSError) as error:
             if isinstance(error, Superseded | StoreDamaged):
@@ -318,45 +368,15 @@ class Committer:
         finally:
             self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
 
-    def _publish(self, name: str, manifest: CommitManifest) -> None:
-        if self._objects is not None:
-            log_files = [file.path.name for file in self._log.files()]
-            self._objects.publish(name, manifest, log_files, Deadline.after(self._section.deadline))
-
-    def _write_parts(self, folder: Path, saved: CapturedState) -> CommitManifest:
+    def _write_parts(self, name: str, saved: CapturedState) -> CommitManifest:
         """Step 3: write and sync all files but the manifest; returns the manifest."""
-        self._disk.make_folder(self._commits.folder)
-        self._disk.sync_folder(self._commits.folder.parent)
-        folder.mkdir()
+        folder = self._store.begin(name)
         parts = self._shards.call(WriteSnapshot(folder), Deadline.after(self._section.deadline))
         own = saved.write(folder)
         failpoint(Failpoint.DENSE_WRITTEN)
-        commits.sync_tree(folder)
+        sync_tree(folder)
         failpoint(Failpoint.PARTS_WRITTEN)
         return self._manifest(folder, saved, parts, own)
-
-    def _hold(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
-        for who in (each.who for each in held_for if each.who is not None):
-            self._commits.hold(name, who)
-
-    def _release(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
-        for who in (each.who for each in held_for if each.who is not None):
-            with suppress(OSError):  # a hold of a commit that does not exist has no effect
-                self._commits.release(name, who)
-
-    def _write_manifest(self, folder: Path, manifest: CommitManifest) -> None:
-        """Step 4. Without room the commit fails as in any other step. After any other error the result is unknown.
-
-        The rest of a failed manifest is removed under the lock, so the next generation does not begin from it.
-        """
-        try:
-            commits.write_manifest(folder, manifest, self._disk)
-        except OSError as error:
-            with suppress(OSError):
-                (folder / commits.MANIFEST).unlink()
-            if error.errno in NO_ROOM:
-                raise
-            raise ManifestFailed(folder, error) from error
 
     def _manifest(
         self, folder: Path, saved: CapturedState, parts: Sequence[ShardCommitPart], own: Sequence[str]
@@ -364,9 +384,7 @@ class Committer:
         """The manifest of `saved`, whose files are written; rank 0's `own` are uploaded if commits are in a store."""
         origin, mine = self._origin, {file: hash_of(folder / file) for file in own}
         files = {file: stored for part in parts for file, stored in part.files.items()} | mine
-        uploaded = None
-        if self._objects is not None:
-            uploaded = self._objects.upload(folder, mine, Deadline.after(self._section.deadline))
+        uploaded = self._store.upload(folder, mine, Deadline.after(self._section.deadline))
         return CommitManifest(
             format=FORMAT_OF_FILES if uploaded is None else FORMAT,
             job=origin.job,
@@ -384,22 +402,21 @@ class Committer:
             shards=parts,
             state=saved.state,
             objects=uploaded,
-            objects_at=None if self._objects is None else self._objects.address,
+            objects_at=self._store.address,
         )
 
     def _clean_up(self, commit: Commit) -> None:
         """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
-        self._show_positions(commit.manifest.positions)
+        self._hooks.show_positions(commit.manifest.positions)
         self._prune()
-        if self._mirror is not None:
-            self._mirror.offer(commit)
+        self._store.offer(commit)
 
     def _prune(self) -> None:
         try:
             with self._log.exclusive():
-                remove_handover(self._commits.folder.parent)
-            if not self._keeps_all():
-                prune_store(self._commits, self._section.keep, self._log, self._mirror, self._objects)
+                remove_handover(self._store.commits.folder.parent)
+            if not self._hooks.keeps_all():
+                self._store.prune(self._section.keep, self._log)
         except Superseded:
             raise
         except (HeadraceError, OSError) as error:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from headrace.blob.blob_errors import SourceDamaged
 from headrace.blob.blob_store import UNFINISHED, BlobStore, head_of, open_blobs, whole
 from headrace.blob.signature import UNSIGNED, Signature, WrongSignature
@@ -28,6 +30,7 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.commit.part_objects import ContentLost, fetch_files, run_parallel, upload_files
 from headrace.relative_names import InvalidName
+from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.checkpoint.commits import (
     FOLDER,
     MANIFEST,
@@ -40,7 +43,7 @@ from headrace.trainer.checkpoint.commits import (
     to_prune,
 )
 from headrace.trainer.config import StoreSection
-from headrace.trainer.job_status import MirrorStatus
+from headrace.trainer.job_status import CommitStatus, MirrorStatus
 from headrace.trainer.journal.log_file import file_numbers
 
 FILES, COMMITS, LOG = "files", "commits", "log"
@@ -314,8 +317,12 @@ class Mirror:
                     self.blobs.put(f"{LOG}/{path.name}", head_of(file, num_bytes), deadline)
 
 
-class MirrorUploader:
-    """Any thread may call."""
+class MirrorUploader(CommitStore):
+    """The thread of rank 0 that keeps the mirror up to date. Training never waits for it. Any thread may call.
+
+    One commit at a time waits for its upload; a newer commit replaces it, since every commit is whole. After a restart
+    the restored commit must be offered again: its upload may not have ended.
+    """
 
     def __init__(
         self,
@@ -329,6 +336,7 @@ class MirrorUploader:
         max_behind_s: float = MAX_BEHIND_S,
     ) -> None:
         """`pinned` names commits to keep beside the newest `keep`; `check_rank0` raises where we were replaced."""
+        super().__init__(store)
         self._uri, self._store, self._keep, self._signature = uri, store, keep, signature
         self._pinned, self._check_rank0 = pinned, check_rank0
         self._retry_s, self._max_behind_s = retry_s, max_behind_s
@@ -368,6 +376,9 @@ class MirrorUploader:
                 trouble = "the upload thread has ended because of a bug; see the log"
             return MirrorStatus(version=self._version, behind_s=behind_s, trouble=trouble)
 
+    def with_status(self, status: CommitStatus) -> CommitStatus:
+        return msgspec.structs.replace(status, mirror=self.status())
+
     def stop(self, deadline: Deadline) -> bool:
         """Upload the waiting commit within `deadline`, then end -> whether everything offered is in the mirror."""
         with self._changed:
@@ -378,7 +389,11 @@ class MirrorUploader:
             self._mirror.blobs.give_up()
             self._thread.join(GIVE_UP_S)
         with self._changed:
-            return self._behind_since_s is None
+            is_whole = self._behind_since_s is None
+        if not is_whole:
+            trouble = self.status().trouble
+            log.warning("the mirror lacks the last commit: the next run uploads it first; %s", trouble)
+        return is_whole
 
     def _run(self) -> None:
         while (commit := self._next()) is not None:

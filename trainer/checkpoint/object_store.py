@@ -32,6 +32,7 @@ from headrace.pserver.commit.part_objects import FOLDER as PARTS
 from headrace.pserver.commit.part_objects import PartObjects, key_of, run_parallel
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.checkpoint.commits import (
     MANIFEST,
     Commit,
@@ -47,7 +48,7 @@ from headrace.trainer.config import StoreSection
 from headrace.trainer.fence.fence_records import FenceHistory, FenceRetirement
 from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
 from headrace.trainer.fence.fenced_log import is_ours, prepare
-from headrace.trainer.job_status import ObjectStatus
+from headrace.trainer.job_status import CommitStatus, ObjectStatus
 
 MANIFESTS = "manifests"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -217,11 +218,18 @@ def _was_uploaded(name: str, text: bytes) -> bool:
         return True
 
 
-class ObjectCommits:
-    """The thread of the committer calls; `status` is for any thread."""
+class ObjectCommits(CommitStore):
+    """Commits as rank 0 makes, retires and removes them; one counts once a record of the fence names its manifest.
 
-    def __init__(self, store: ObjectStore, sequence: FenceSequence, parent: Commit | None, gc_grace_s: float) -> None:
-        """`sequence`: the fence, claimed by this process. `parent`: the commit that was restored."""
+    The files of shards are uploaded by the shards. `status` is for any thread.
+    """
+
+    def __init__(
+        self, disk: Path, store: ObjectStore, sequence: FenceSequence, parent: Commit | None, gc_grace_s: float
+    ) -> None:
+        """`disk`: the cache. `sequence`: the fence, claimed by this process. `parent`: the commit that was restored."""
+        super().__init__(disk)
+        self.address = store.address
         self._store, self._sequence, self._gc_grace_s = store, sequence, gc_grace_s
         self._parts = PartObjects(store.address, sequence.generation)
         self._known: Mapping[str, int] = {} if parent is None else parent.objects
@@ -240,21 +248,11 @@ class ObjectCommits:
         finally:
             self._uploading = 0
 
-    @property
-    def address(self) -> str:
-        """Of the store, for manifests."""
-        return self._store.address
-
-    def publish(self, name: str, manifest: CommitManifest, log_files: Sequence[str], deadline: Deadline) -> None:
-        """Make a commit count. `log_files`: the names of the files of the log that are there.
-
-        1. The manifest. 2. The record of the fence: the commit exists from here on.
-
-        Raises Superseded; Unavailable, and then the commit may exist later.
-        """
-        sha256 = self._store.put_manifest(name, manifest_text(manifest), deadline)  # 1
+    def publish(self, manifest: CommitManifest, log_files: Sequence[str], deadline: Deadline) -> None:
+        """1. The manifest. 2. The record of the fence: the commit exists from here on."""
+        sha256 = self._store.put_manifest(manifest.name, manifest_text(manifest), deadline)  # 1
         failpoint(Failpoint.UPLOADED)
-        self._sequence.append_commit(name, sha256, log_files, deadline)  # 2
+        self._sequence.append_commit(manifest.name, sha256, log_files, deadline)  # 2
         failpoint(Failpoint.FENCED)
         objects = dict(manifest.uploads)
         sizes = {file.sha256: file.num_bytes for file in manifest.files.values()}
@@ -287,6 +285,9 @@ class ObjectCommits:
         if keys:
             log.info("%d objects of removed commits were removed from the store", len(keys))
         return keys
+
+    def with_status(self, status: CommitStatus) -> CommitStatus:
+        return msgspec.structs.replace(status, objects=self.status())
 
     def status(self) -> ObjectStatus:
         """For people: the last number of the fence, rank 0's uploads that wait, and all bytes uploaded."""

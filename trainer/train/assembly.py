@@ -36,9 +36,9 @@ from headrace.rpc import refusals
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.secrets import with_secrets
 from headrace.shared_folder import digests
-from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.checkpoint.commits import Commit, Commits
-from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.checkpoint.committer import CommitHooks, Committer, ManifestFacts
 from headrace.trainer.checkpoint.mirror import MirrorUploader
 from headrace.trainer.checkpoint.object_store import ObjectCommits
 from headrace.trainer.collectives.rank_store import meet_trainers
@@ -359,16 +359,14 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror, objects = None, None
     if (head := beginning.head) is None:
-        mirror = _uploader(config, job, beginning, beginning.joblog)
+        store = _uploader(config, job, beginning, beginning.joblog) or CommitStore(config.store)
     else:
-        objects = ObjectCommits(head.store, head.sequence, beginning.base, job.store.gc_grace)
-    whose = (config.store, job.commit, origin, beginning.joblog, shards)
-    begun = (capture, show, beginning.base, mirror)
+        store = ObjectCommits(config.store, head.store, head.sequence, beginning.base, job.store.gc_grace)
     resizing = rank0.resizing
     keeps_all = (lambda: False) if resizing is None else (lambda: resizing.keeps_commits)
-    committer = Committer(*whose, *begun, changes_since=changes_since, objects=objects, keeps_all=keeps_all)
+    hooks = CommitHooks(capture, show, changes_since, keeps_all)
+    committer = Committer(store, job.commit, origin, beginning.joblog, shards, hooks, beginning.base)
     if (handed := beginning.commit) is not None and handed is not beginning.base:
         # a rerun needs a commit where the number of trainers changes
         committer.begins_after(handed.version, at_once=handed.manifest.world != config.world)
@@ -378,8 +376,7 @@ def _committing(
         yield committer
     finally:
         committer.close()
-        if mirror is not None and not mirror.stop(Deadline.after(MIRROR_END_S)):
-            log.warning("the mirror lacks the last commit: the next run uploads it first; %s", mirror.status().trouble)
+        store.stop(Deadline.after(MIRROR_END_S))
 
 
 def _changes_since(rank0: RankZero, exporting: ExportCoordinator) -> int | None:
