@@ -16,8 +16,7 @@ from headrace.errors import SpecError
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.exports.destination import ExportDestination, address_of, open_destination
 from headrace.trainer.exports.manifest import ManifestUnusable
-from headrace.trainer.exports.pointers import point_to, read_current, read_manifest
-from headrace.trainer.exports.retention import StoredExport, is_export
+from headrace.trainer.exports.pointers import StoredExport, is_export, point_to, read_current, read_manifest
 from headrace.validation import nearest
 
 LOOK_S = 300.0

@@ -47,7 +47,7 @@ from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.export_settings import ExportSettings
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,

@@ -15,8 +15,8 @@ from headrace.pserver.config import TableSection
 from headrace.trainer.exports import parquet_files as tables_module
 from headrace.trainer.exports.destination import open_destination
 from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.exporter_process import ParentExport
 from headrace.trainer.exports.reader import chain_of, open_export, state_at
-from headrace.trainer.exports.request import ParentExport
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import s3  # noqa: F401
 

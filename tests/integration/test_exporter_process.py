@@ -14,9 +14,8 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.trainer.exports import exporter_process as process_module
-from headrace.trainer.exports.exporter_process import ExporterProcess
+from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterProcess
 from headrace.trainer.exports.reader import chain_of, open_export, state_at
-from headrace.trainer.exports.request import ExporterConfig
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 
 POINTS = (Failpoint.EXPORT_BEGUN, Failpoint.EXPORT_ROWS, Failpoint.EXPORT_MANIFEST, Failpoint.EXPORT_DONE)

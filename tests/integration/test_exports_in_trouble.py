@@ -12,9 +12,8 @@ from headrace.blob import blob_retry
 from headrace.blob import s3 as s3_module
 from headrace.deadline import Deadline
 from headrace.retry import Backoff
-from headrace.trainer.exports import user_command
 from headrace.trainer.exports.destination import open_destination
-from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.exporter import export, run_command
 from headrace.trainer.exports.reader import chain_of, open_export, state_at
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import proxy, s3  # noqa: F401
@@ -224,14 +223,14 @@ def test_a_failed_command_is_reported_and_the_export_is_complete(job, commit, ma
 
 
 def test_a_missing_program_is_reported(tmp_path):
-    assert "no such program" in user_command.run(("./nothing",), "address", tmp_path, 5)
-    assert "no such program" in user_command.run(("surely-no-program",), "address", tmp_path, 5)
+    assert "no such program" in run_command(("./nothing",), "address", tmp_path, 5)
+    assert "no such program" in run_command(("surely-no-program",), "address", tmp_path, 5)
     (tmp_path / "text").write_text("no program")
     (tmp_path / "text").chmod(0o755)
-    assert "not found" in user_command.run(
+    assert "not found" in run_command(
         ("./text",), "address", tmp_path, 5
     )  # setpriv has sh run what names no interpreter
-    assert user_command.run((sys.executable, "-c", "pass"), "address", tmp_path, 60) is None
+    assert run_command((sys.executable, "-c", "pass"), "address", tmp_path, 60) is None
 
 
 def test_a_delta_succeeds_after_a_failure(job, commit, make, impatient, proxy, shaky):  # noqa: F811

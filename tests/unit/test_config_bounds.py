@@ -23,7 +23,7 @@ NEWS = ROOT / "tests" / "golden" / "news.toml"
 SECTIONS_BESIDE_CONFIG = (
     "headrace.service.spec.job",
     "headrace.trainer.models.settings",
-    "headrace.trainer.exports.request",
+    "headrace.trainer.exports.exporter_process",
     "headrace.dataset.__main__",
 )
 BODIES = (

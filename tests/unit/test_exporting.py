@@ -18,7 +18,7 @@ from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.export_settings import ExportSettings
-from headrace.trainer.exports.request import ExportAnswer
+from headrace.trainer.exports.exporter_process import ExportAnswer
 from headrace.trainer.job_status import LastExport
 from headrace.trainer.journal.log import LogFull
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation

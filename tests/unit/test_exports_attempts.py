@@ -3,8 +3,13 @@
 import pytest
 
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, ExportAttempts
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.exporter_process import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    ExportAnswer,
+    ExportAttempts,
+    ExportRequest,
+)
 
 
 class Exporter:

@@ -14,8 +14,7 @@ from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import exporter_process
 from headrace.trainer.exports.__main__ import answer_request, exclusive_turn
 from headrace.trainer.exports.coordinator import ExportCoordinator
-from headrace.trainer.exports.exporter_process import ExporterGone, ExporterProcess
-from headrace.trainer.exports.request import ExporterConfig
+from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterGone, ExporterProcess
 from headrace.trainer.journal.log import Log, Superseded
 from headrace.trainer.journal.pass_plan import PassPlan
 from tests.unit.test_exporting import HOUR, World

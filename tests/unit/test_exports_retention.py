@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trainer.exports.retention import StoredExport, exports_to_remove, is_export
+from headrace.trainer.exports.pointers import StoredExport, exports_to_remove, is_export
 
 
 def path(version, kind, timeline=1):

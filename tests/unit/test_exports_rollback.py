@@ -11,8 +11,8 @@ from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import pointers
 from headrace.trainer.exports.destination import folder_destination
 from headrace.trainer.exports.exporter import export, point_back
+from headrace.trainer.exports.exporter_process import ExportRequest
 from headrace.trainer.exports.manifest import ManifestUnusable
-from headrace.trainer.exports.request import ExportRequest
 from headrace.trainer.exports.rollback import RollbackState, has_fallen
 from headrace.trainer.guard_config import RollbackSection
 from headrace.trainer.journal.records import RollbackOperation

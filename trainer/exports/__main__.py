@@ -27,7 +27,7 @@ from headrace.failpoints import Failpoint, arm
 from headrace.lifecycle import run_to_end
 from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
+from headrace.trainer.exports.exporter_process import ExportAnswer, ExporterConfig, ExportRequest
 from headrace.trainer.journal.log import Superseded
 from headrace.trainer.journal.log_file import newest_generation
 

@@ -1,8 +1,8 @@
 """Exports of a running job, on rank 0: cuts exports, has commits made for them, logs how they end.
 
 A decider (trainer.rank0.operations). trainer.exports.stream_state holds the state of a stream and decides what is due;
-the exporter process makes the exports (trainer.exports.attempts). Training waits only for the commit of the version
-that is exported. Imports no torch.
+the exporter process makes the exports (trainer.exports.exporter_process). Training waits only for the commit of the
+version that is exported. Imports no torch.
 """
 
 import logging
@@ -25,11 +25,9 @@ from headrace.durable import REAL, writing
 from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.trainer.checkpoint.commits import Commit, Commits
-from headrace.trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
 from headrace.trainer.exports.export_settings import (
     ExportSettings,
     due_export,
-    elsewhere,
     export_operation,
     exported_operation,
     facts_of,
@@ -37,12 +35,18 @@ from headrace.trainer.exports.export_settings import (
     rollback_operation,
     rollback_request,
 )
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest
-from headrace.trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
+from headrace.trainer.exports.exporter_process import (
+    LONGEST_PAUSE_S,
+    ExportAnswer,
+    ExportAttempts,
+    Exporter,
+    ExportRequest,
+    log_export_end,
+)
+from headrace.trainer.exports.pointers import HOLDER, held_commit, release_other_commits, remove_stages
 from headrace.trainer.exports.rollback import RollbackState
 from headrace.trainer.exports.stream_state import (
     ExportStreamState,
-    LoggedExport,
     RunningStream,
     default_kind,
     status_of,
@@ -111,7 +115,7 @@ class ExportCoordinator(Decider):
         self._setting, self._note = setting, note
         self._attempts = ExportAttempts(exporter, trouble=setting.trouble)
         self._commits = Commits(setting.store)
-        self._streams = {name: RunningStream(section) for name, section in setting.streams.items()}
+        self._streams = {name: RunningStream(each, setting.by_event(name)) for name, each in setting.streams.items()}
         self._committer: ExactCommits | None = None
         self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
         """Ends that wait for room in the log."""
@@ -123,7 +127,7 @@ class ExportCoordinator(Decider):
         """Clock of events: the highest time of all passes, without times later than the day of their pass."""
         self._close: ClosingPass | None = None
         self._saw_s = -math.inf
-        self._day = self._forks = 0
+        self._day = 0
         self._waits: list[str] = []
         self._wait_until: Deadline | None = None
 
@@ -142,27 +146,19 @@ class ExportCoordinator(Decider):
             stream.rollback.trouble = ""  # another try
         with self._setting.exclusive():  # a rank 0 that was replaced has no say in what is another's
             for name, stream in self._streams.items():
-                if (flight := stream.flight) is not None:
-                    self._resume(name, flight, version)
+                if (flight := stream.flight) is None:
+                    continue
+                request, commit = request_of(self._setting, stream.chain), held_commit(self._commits, name, flight)
+                if why := self._setting.hindrance(request, has_commit=commit is not None):
+                    self._over(request, ExportAnswer(name=flight.name, outcome="failed", error=why))
+                    continue
+                assert commit is not None, "it is there"
+                if version == flight.version and not request.stage.exists():
+                    _stage(self._setting, request)
+                self._commits.hold(commit, HOLDER + name)
+                self._attempts.add(request.model_copy(update={"commit": self._commits.folder / commit}))
             release_other_commits(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
             remove_stages(self._setting.store, [request.stage for request in self._attempts])
-
-    def _resume(self, stream: str, flight: LoggedExport, version: int) -> None:
-        request, name = (
-            request_of(self._setting, self._streams[stream].chain),
-            held_commit(self._commits, stream, flight),
-        )
-        why = elsewhere(self._setting, request)
-        if self._setting.other_slots:
-            why = "the slots of the job changed before it was made"
-        if name is None or why:
-            why = why if name is not None else "its commit does not exist any more"
-            self._over(request, ExportAnswer(name=flight.name, outcome="failed", error=why))
-            return
-        if version == flight.version and not request.stage.exists():
-            _stage(self._setting, request)
-        self._commits.hold(name, HOLDER + stream)
-        self._attempts.add(request.model_copy(update={"commit": self._commits.folder / name}))
 
     def tick(self) -> None:
         """Between passes, and while no events come: log exports that ended, begin those that may begin."""
@@ -229,16 +225,15 @@ class ExportCoordinator(Decider):
             self._low_s = low_s if self._low_s is None else min(self._low_s, low_s)
             time_s = min(close.pass_times_s[1], close.day_end_s or math.inf)
             self._clock_s = time_s if self._clock_s is None else max(self._clock_s, time_s)
-        for name, stream in self._streams.items():
-            stream.saw(close, self._time_s(name, close))
-        self._look_for_forks()
+        for stream in self._streams.values():
+            stream.saw(close, self._clock_s, self._setting.forks())
         for name, stream in self._streams.items():
             if stream.section.on_late == "wait":
                 self._wait_turn(name, close)
 
     def _wait_turn(self, name: str, close: ClosingPass) -> None:
         """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
-        stream, time_s = self._streams[name], self._time_s(name, close)
+        stream, time_s = self._streams[name], self._streams[name].time_s(close, self._clock_s)
         section = stream.section
         deadline = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
         sweeping = _sweeping(close)
@@ -262,7 +257,7 @@ class ExportCoordinator(Decider):
         exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
         going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
         for name, stream in self._streams.items():
-            time_s = self._time_s(name, close)
+            time_s = stream.time_s(close, self._clock_s)
             due = None
             if name not in exported:
                 sweeping = {*_sweeping(close), *going}
@@ -299,7 +294,8 @@ class ExportCoordinator(Decider):
         return self._calls(ended=ended)
 
     def state(self) -> dict[str, Any]:
-        self._look_for_forks()
+        for stream in self._streams.values():
+            stream.noticed_forks(self._setting.forks())
         streams = {name: each.chain for name, each in self._streams.items()}
         rollbacks = {name: each.rollback for name, each in self._streams.items() if each.section.rollback}
         found: dict[str, Any] = plain(ExportsState(self._low_s, self._clock_s, streams, rollbacks))
@@ -354,7 +350,7 @@ class ExportCoordinator(Decider):
         """Make an export, now that its commit exists; or end it, where there will be no commit."""
         if commit is not None:
             request = request.model_copy(update={"commit": commit.folder})
-            why = elsewhere(self._setting, request)
+            why = self._setting.elsewhere(request)
         if commit is None or why:
             self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
             return
@@ -395,22 +391,10 @@ class ExportCoordinator(Decider):
     def _calls(self, *, ended: bool) -> bool:
         """Whether an export is due, even while a table is swept."""
         for name, stream in self._streams.items():
-            time_s = self._time_s(name, self._close) if self._setting.by_event(name) else time.time()
+            time_s = stream.time_s(self._close, self._clock_s) if stream.by_event else time.time()
             if due_export(self._setting, name, stream, time_s=time_s, ended=ended, sweeping=()) is not None:
                 return True
         return False
-
-    def _time_s(self, name: str, close: ClosingPass | None) -> float | None:
-        if close is None:
-            return None
-        return self._clock_s if self._setting.by_event(name) else close.wall_s
-
-    def _look_for_forks(self) -> None:
-        forks = self._setting.forks()
-        if forks > self._forks:
-            for stream in self._streams.values():
-                stream.chain.forked = True
-        self._forks = forks
 
 
 def _sweeping(close: ClosingPass | None) -> list[str]:

@@ -19,7 +19,7 @@ from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.destination import STAGES, ExportLocation, address_of, destination_of
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest, ParentExport
+from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest, ParentExport
 from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
 from headrace.trainer.exports.slot_files import slot_files_of
 from headrace.trainer.exports.stream_state import (
@@ -109,6 +109,25 @@ class ExportSettings:
         """Whether a folder of this machine lacks a complete export; False for an object store, which is not asked."""
         address = parse(self.address(stream))
         return address.kind is AddressKind.FOLDER and not is_done(Path(address.root) / self.job / path)
+
+    def hindrance(self, request: ExportRequest, *, has_commit: bool) -> str:
+        """The reason why an export that was cut before a restart is not made; "" where it is."""
+        if not has_commit:
+            return "its commit does not exist any more"
+        if self.other_slots:
+            return "the slots of the job changed before it was made"
+        return self.elsewhere(request)
+
+    def elsewhere(self, request: ExportRequest) -> str:
+        """The reason why an export is not made: by the log, which a store may have, it goes where the job file does
+        not say; "" where it may be made."""
+        ours = self.address(request.stream)
+        if request.address == ours or _location(request.address) == _location(ours):
+            return ""
+        return (
+            f"it was begun for {request.address!r:.300}, and the job file has {ours}: nothing is written to another "
+            "place than that of the job file; the next export is made there"
+        )
 
 
 def export_operation(
@@ -207,18 +226,6 @@ def request_of(setting: ExportSettings, chain: ExportStreamState) -> ExportReque
         whole=set(cut.tables) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts.manifest),
-    )
-
-
-def elsewhere(setting: ExportSettings, request: ExportRequest) -> str:
-    """The reason why an export is not made: by the log, which a store may have, it goes where the job file does not
-    say; "" where it may be made."""
-    ours = setting.address(request.stream)
-    if request.address == ours or _location(request.address) == _location(ours):
-        return ""
-    return (
-        f"it was begun for {request.address!r:.300}, and the job file has {ours}: nothing is written to another "
-        "place than that of the job file; the next export is made there"
     )
 
 

@@ -7,8 +7,9 @@ export that is requested again after its _DONE is not made again: only missing l
 import hashlib
 import logging
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import process
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.blob.blob_writer import BlobWriter
 from headrace.deadline import Deadline
@@ -30,14 +32,14 @@ from headrace.pserver.protocol.shards import U64
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from headrace.trainer.checkpoint.object_store import complete_commit
-from headrace.trainer.exports import gates, manifest, pointers, user_command
+from headrace.trainer.exports import gates, manifest, pointers
 from headrace.trainer.exports.destination import ExportDestination, open_destination
+from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
 from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
 from headrace.trainer.exports.pointers import HeadIsReplaced
 from headrace.trainer.exports.reader import DENSE, MANIFEST
-from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.slot_files import write_slot_files
 from headrace.trainer.exports.value_types import as_exported
@@ -45,6 +47,9 @@ from headrace.trainer.fence.fence_records import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
 """Failures that would repeat at every try."""
+
+MAX_SHOWN = 2000
+"""The message of a failed command repeats so many of the last characters of its output."""
 
 log = logging.getLogger(__name__)
 
@@ -363,9 +368,36 @@ class ExportRun:
         section = self.request.section
         if not section.command:
             return None
-        error = user_command.run(
-            section.command, self.outlet.url(self.path), self.request.folder, section.command_deadline
-        )
+        error = run_command(section.command, self.outlet.url(self.path), self.request.folder, section.command_deadline)
         if error is not None:
             log.warning("the command after export %s failed: %s", self.request.name, error)
         return error
+
+
+def run_command(command: Sequence[str], address: str, folder: Path, seconds: float) -> str | None:
+    """Run the user's command in `folder`, with the export's address as its last argument; no shell, few variables.
+
+    -> why it failed; None where it succeeded.
+    """
+    name = " ".join(command)
+    program = sys.executable if command[0] == "python" else command[0]
+    if "/" in program:
+        program = str(folder / program)
+    if shutil.which(program) is None:
+        return f"{name}: no such program on PATH, or it may not be executed; give its path from {folder}"
+    try:
+        finished = process.run(
+            (program, *command[1:], address),
+            deadline=Deadline.after(seconds),
+            folder=folder,
+            environment=process.user_environment(),
+            stderr=process.STDOUT,
+        )
+    except OSError as error:
+        return f"{name}: cannot be started: {error}"
+    if finished.code is None:
+        return f"{name}: did not end in {seconds:g} s (command_deadline) and was killed"
+    if finished.code:
+        output = finished.output.decode("utf-8", "replace")[-MAX_SHOWN:].strip()
+        return f"{name}: ended with {finished.code}; its output: {output}"
+    return None

@@ -1,7 +1,9 @@
-"""Rank 0's side of the exporter process: one request at a time, never waited for; started again after its death.
+"""The exporter process as rank 0 sees it: its messages, the exports that it tries again, and the process itself.
 
-Rank 0 submits a request and polls for its answer between passes. One thread per request talks to the process, so that
-the process cannot delay training. The work of the process is in trainer.exports.__main__.
+Messages are JSON objects, one per line in each direction. Rank 0 submits a request and polls for its answer between
+passes. One thread per request talks to the process, so that the process cannot delay training; after its death it is
+started again. trainer.exports.coordinator decides which exports to make; the work of the process is in
+trainer.exports.__main__.
 """
 
 import contextlib
@@ -11,15 +13,24 @@ import select
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
 from headrace import documents
+from headrace.config import Count, Section, SlotGroup
 from headrace.deadline import Deadline
-from headrace.failpoints import LAST_WORDS
+from headrace.failpoints import LAST_WORDS, ArmedFailpoint
 from headrace.logs import StderrLog
 from headrace.process import ChildProcess
-from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
+from headrace.pserver.config import NotNegative, TableSection
+from headrace.retry import Backoff
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.slot_files import AnySlotFiles
 
 GRACE_S = 15.0
 """The process is killed so long after the deadlines of its export, if it has not answered."""
@@ -30,7 +41,228 @@ END_S = 5.0
 READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 16 << 20
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
+"""Pause before another try of an export: it doubles each time, up to the longest."""
+BACKOFF = Backoff.doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
 log = logging.getLogger(__name__)
+
+
+# Messages
+
+
+class ParentExport(Section):
+    """The export that a delta builds on."""
+
+    name: str
+    """"0000000012-base"."""
+    version: Count
+    """Rows changed after it are in the delta."""
+    timeline: str
+    """Of the parent."""
+
+
+class ExportRequest(Section):
+    """One export of one commit. May be sent again after the export failed or was interrupted."""
+
+    job: str
+    """Name of the job."""
+    stream: str
+    """Name of the stream."""
+    section: ExportSection
+    """Settings of the stream."""
+    kind: Literal["base", "delta"]
+    """A whole model, or what changed since `parent`."""
+    timeline: str
+    """Of the version."""
+    version: Count
+    """Version to export."""
+    parent: ParentExport | None
+    """Parent of a delta; None for a base."""
+    all: bool = False
+    """Whether to ignore delta_threshold, after an export that failed."""
+    why: str = ""
+    """For the manifest: why the export is of this kind."""
+    commit: Path
+    """Folder of the commit of this version, leased."""
+    address: str
+    """Destination of the stream, as headrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
+    stage: Path
+    """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
+    tables: dict[str, TableSection]
+    """Sections in force at this version, of the tables to export."""
+    slots: dict[str, dict[SlotGroup, str]]
+    """By table: slot group to the name of its slot."""
+    groups: dict[str, SlotGroup] = {}
+    """Slot group of every sparse slot by name. Default: as in `slots`."""
+    slot_files: tuple[AnySlotFiles, ...] = ()
+    """Exports of all tables have them; others, and deltas of such, have none, and say so."""
+    slot_tables: dict[str, TableSection] = {}
+    """Sections of the tables of histories and counters."""
+    whole: bool = True
+    """Whether all tables of the job are exported."""
+    folder: Path = Path()
+    """Folder of the job file: the command after an export runs there."""
+    facts: dict[str, Any] = {}
+    """Copied into the manifest: positions, event_time, day, metrics, fingerprint, and what holds the export back."""
+    point: tuple[str, ...] = ()
+    """For a rollback, nothing is exported: current.json names the first of these paths that exists."""
+
+    @property
+    def name(self) -> str:
+        """Name of the export's folder; for a rollback, of the request."""
+        if self.point:
+            return f"rollback-{self.version}"
+        return f"{self.version:010d}-{self.kind}"
+
+
+class ExportAnswer(Section):
+    """How an export ended."""
+
+    name: str
+    """Name of the export."""
+    outcome: Literal["complete", "failed"]
+    """"complete": _DONE is there."""
+    error: str | None = None
+    """The failure, its place, and what to do."""
+    final: bool = False
+    """Whether another try cannot succeed either."""
+    path: str = ""
+    """Address of the export's folder."""
+    current: bool = False
+    """Whether it passed its gates, so that current.json points to it."""
+    failed_gates: tuple[str, ...] = ()
+    """Descriptions of the gates that failed."""
+    command_error: str | None = None
+    """How the command after the export failed, if it did."""
+    rows: Count = 0
+    """Exported rows of all tables."""
+    tombstones: Count = 0
+    """Exported tombstones of all tables."""
+    pending: Count = 0
+    """Changed rows that thresholds excluded."""
+    num_bytes: Count = 0
+    """Size of all files."""
+    seconds: NotNegative = 0.0
+    """From request to _DONE."""
+    removed: tuple[str, ...] = ()
+    """Old exports that were removed: "t1/0000000012-base"."""
+
+
+class ExporterConfig(Section):
+    """The first line of the exporter process's input."""
+
+    store: Path
+    """The job's store; its folder `live` takes the row stores that are open during an export."""
+    generation: Count | None = None
+    """Generation of rank 0: once a newer one has claimed the job, requests are refused. None: not checked."""
+    faults: tuple[ArmedFailpoint, ...] = ()
+    """Failpoints where the process dies, for fault tests."""
+
+
+# Attempts
+
+
+class Exporter(Protocol):
+    """Makes one export at a time, in another process, and never waits for it. One thread."""
+
+    def submit(self, request: ExportRequest) -> None:
+        """Begin an export. None may be in progress."""
+        ...
+
+    def poll(self) -> ExportAnswer | None:
+        """How the export ended; None while it has not, or where none was begun. Returns each answer once."""
+        ...
+
+    def close(self) -> None:
+        """End, even in the middle of an export."""
+        ...
+
+
+@dataclass
+class ExportAttempt:
+    """An export to make."""
+
+    request: ExportRequest
+    tried: int = 0
+    not_before_s: float = 0.0
+
+
+class ExportAttempts:
+    """One thread, except for `failing`."""
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        clock: Callable[[], float] = time.monotonic,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`trouble`: why none may begin now; empty where one may."""
+        self._exporter, self._clock, self._trouble = exporter, clock, trouble
+        self._waiting: deque[ExportAttempt] = deque()
+        self._flying: ExportAttempt | None = None
+        self.failing: dict[str, tuple[float, str]] = {}
+        """By stream: since when an export fails that is tried again, and its last error. Replaced, never changed."""
+
+    def add(self, request: ExportRequest) -> None:
+        """Make this export after those that wait."""
+        self._waiting.append(ExportAttempt(request))
+
+    def __iter__(self) -> Iterator[ExportRequest]:
+        """The requests that have not ended."""
+        flying = () if self._flying is None else (self._flying,)
+        return (attempt.request for attempt in (*flying, *self._waiting))
+
+    def tick(self) -> list[tuple[ExportRequest, ExportAnswer]]:
+        """Begin the next export that may begin -> exports that ended for good since the last call, and how."""
+        over = []
+        if self._flying is not None and (answer := self._exporter.poll()) is not None:
+            attempt, self._flying = self._flying, None
+            if self._ended(attempt, answer):
+                over.append((attempt.request, answer))
+        now_s = self._clock()
+        ready = next((each for each in self._waiting if each.not_before_s <= now_s), None)
+        if self._flying is None and ready is not None and not self._trouble():
+            self._waiting.remove(ready)
+            self._flying = ready
+            self._exporter.submit(ready.request)
+        return over
+
+    def close(self) -> None:
+        """End the exporter. The next run makes what was not complete."""
+        self._exporter.close()
+
+    def _ended(self, attempt: ExportAttempt, answer: ExportAnswer) -> bool:
+        """Whether the export ended for good."""
+        request, failing = attempt.request, dict(self.failing)
+        since_s, _ = failing.pop(request.stream, (self._clock(), ""))
+        attempt.tried += 1
+        over = answer.outcome == "complete" or answer.final or attempt.tried >= request.section.tries
+        if not over:
+            attempt.not_before_s = self._clock() + BACKOFF.pause_s(attempt.tried)
+            why = answer.error or "it failed"
+            log.warning(
+                "export %s of %s failed, try %d of %d: %s",
+                *(request.name, request.stream, attempt.tried, request.section.tries, why),
+            )
+            self._waiting.append(attempt)
+            failing[request.stream] = (since_s, why)
+        self.failing = failing
+        return over
+
+
+def log_export_end(request: ExportRequest, answer: ExportAnswer) -> None:
+    """Log how an export ended for good."""
+    what = f"export {request.name} of {request.stream}"
+    if answer.outcome == "failed":
+        log.error("%s failed and is given up; the next one includes what it lacks: %s", what, answer.error)
+        return
+    log.info("%s: %d rows, %d deleted, %.1f s; %s", what, answer.rows, answer.tombstones, answer.seconds, answer.path)
+    if answer.failed_gates:
+        log.warning("current.json does not point to %s: %s", what, "; ".join(answer.failed_gates))
+
+
+# The process
 
 
 class ExporterGone(Exception):
@@ -125,7 +357,7 @@ class ExporterChild:
 
 
 class ExporterProcess:
-    """Implements trainer.exports.attempts.Exporter. One thread."""
+    """An Exporter. One thread."""
 
     def __init__(self, config: ExporterConfig) -> None:
         """The process starts with the first request."""

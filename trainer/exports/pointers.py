@@ -1,27 +1,34 @@
 """The steps after a complete export: current.json points to it, the donefile names it, old exports are removed.
 
+Also retention in the store: commits that are held for exports, and prepared files.
+
 Every step can be repeated after a crash; it then does what is still to do. current.json names the head that wrote it,
 and is replaced only as it was read: so a head that was replaced, and wakes late, cannot turn it back.
 """
 
 import logging
 import re
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import documents
 from headrace.blob.blob_store import UNFINISHED
 from headrace.deadline import Deadline
 from headrace.done_markers import MARKERS, has_done
 from headrace.errors import HeadraceError, Unavailable
+from headrace.trainer.checkpoint.commits import Commits, order_of
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import manifest as manifests
-from headrace.trainer.exports.destination import ExportDestination, address_of, open_destination
+from headrace.trainer.exports.destination import NAME, STAGES, TIMELINE, ExportDestination, address_of, open_destination
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.reader import CURRENT, MANIFEST
-from headrace.trainer.exports.retention import StoredExport, exports_to_remove, is_export
+
+if TYPE_CHECKING:
+    from headrace.trainer.exports.stream_state import LoggedExport
 
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
@@ -31,7 +38,39 @@ MAX_ROUNDS = 16
 LOOK_S = 30.0
 """Longest wait for the timelines that a destination holds."""
 
+HOLDER = "export-"
+"""Prefix of a stream's name: the holder of a commit that is being exported."""
+_PATH = re.compile(rf"({TIMELINE.pattern})/{NAME.pattern}", re.ASCII)
+_STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExport:
+    """An export at a destination."""
+
+    path: str
+    """"t1/0000000012-base"."""
+    complete: bool
+    """Whether it has its _DONE."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Timeline and version, which sort exports by time."""
+        match = _PATH.fullmatch(self.path)
+        assert match is not None, self.path
+        return int(match[1][1:]), int(match[2])
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is a base."""
+        return self.path.endswith("-base")
+
+
+def is_export(path: str) -> bool:
+    """Whether this is the path of an export."""
+    return _PATH.fullmatch(path) is not None
 
 
 def read_manifest(outlet: ExportDestination, path: str) -> dict[str, Any] | None:
@@ -206,3 +245,50 @@ def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path,
 def point_to(destination: ExportDestination, manifest: Mapping[str, Any]) -> None:
     """Make current.json name an export, with its whole chain. Raises ManifestUnusable."""
     write_current(destination, manifest, chain_of(destination, manifest, ()))
+
+
+# What is kept
+
+
+def exports_to_remove(present: Iterable[StoredExport], keep: int, needed: Collection[str], newest: str) -> list[str]:
+    """Paths of the exports to remove, newest first, so that the rest can be replayed at any moment.
+
+    Exports older than the `keep` newest complete bases are removed, and incomplete ones older than `newest`. `needed`
+    exports stay: the chains of the current export and of the last one.
+    """
+    found = sorted(present, key=lambda each: each.order, reverse=True)
+    bases = [each for each in found if each.is_base and each.complete]
+    oldest = bases[keep - 1].order if len(bases) >= keep else (0, 0)
+    last = StoredExport(newest, True).order
+    return [
+        each.path
+        for each in found
+        if each.path not in needed and (each.order < oldest or (not each.complete and each.order < last))
+    ]
+
+
+def held_commit(commits: Commits, stream: str, flight: "LoggedExport") -> str | None:
+    """The commit of an export's version: the one held for it, or else the newest; None where there is none."""
+    holders = commits.holders()
+    found = [
+        (HOLDER + stream in holders.get(name, ()), order_of(name), name)
+        for name in commits.names()
+        if name.startswith(f"{flight.timeline}-") and order_of(name)[1] == flight.version
+    ]
+    return max(found)[2] if found else None
+
+
+def release_other_commits(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
+    """Release commits held for exports that ended or were never made; keep those in `ours` (commit and stream)."""
+    held = {(name, HOLDER + stream) for name, stream in ours}
+    for name, holders in commits.holders().items():
+        for who in holders:
+            if who.startswith(HOLDER) and (name, who) not in held:
+                commits.release(name, who)
+
+
+def remove_stages(store: Path, ours: Collection[Path]) -> None:
+    """Remove prepared files of all exports except those in `ours`."""
+    for path in (store / STAGES).glob("*"):
+        if path not in ours and _STAGE.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)

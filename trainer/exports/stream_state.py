@@ -325,6 +325,8 @@ class RunningStream:
     """All that rank 0 knows of one stream."""
 
     section: ExportSection
+    by_event: bool
+    """Whether the stream's clock is that of events."""
     chain: ExportStreamState = field(default_factory=ExportStreamState)
     rollback: RollbackState = field(default_factory=RollbackState)
     requested: tuple[Kind, str] | None = None
@@ -332,9 +334,24 @@ class RunningStream:
     ends: dict[tuple[str, str], ExportedOperation] = field(default_factory=dict)
     """Logged ends that have not acted yet, by timeline and name of the export."""
 
-    def saw(self, close: "ClosingPass", time_s: float | None) -> None:
-        """Note that a pass closed at `time_s` of the stream's clock."""
-        self.chain.saw(time_s, close.pass_times_s, close.num_samples)
+    num_forks: int = 0
+    """How many passes gave another result when they were trained again, as far as noticed."""
+
+    def time_s(self, close: "ClosingPass | None", clock_s: float | None) -> float | None:
+        """The time of the stream's clock at a close; `clock_s`: the clock of events."""
+        if close is None:
+            return None
+        return clock_s if self.by_event else close.wall_s
+
+    def noticed_forks(self, num_forks: int) -> None:
+        """Note how many passes gave another result so far."""
+        self.chain.forked |= num_forks > self.num_forks
+        self.num_forks = num_forks
+
+    def saw(self, close: "ClosingPass", clock_s: float | None, num_forks: int) -> None:
+        """Note that a pass closed."""
+        self.noticed_forks(num_forks)
+        self.chain.saw(self.time_s(close, clock_s), close.pass_times_s, close.num_samples)
         if (watched := self.section.rollback) is not None and close.num_samples:
             self.rollback.saw(watched, close.version, value_of(watched, close.metrics))
 

@@ -31,12 +31,11 @@ from headrace.trainer.config import Dtype, ExportSection, TrainerJob
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.export_settings import ExportSettings
-from headrace.trainer.exports.exporter_process import ExporterProcess
+from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterProcess, ExportRequest
 from headrace.trainer.exports.golden import as_bytes, table_of
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
 from headrace.trainer.exports.reader import MODEL
-from headrace.trainer.exports.request import ExporterConfig, ExportRequest
 from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
 from headrace.trainer.features.default_rows import default_rows_of, widths_of, without_marks
