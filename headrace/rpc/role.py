@@ -36,6 +36,11 @@ Exchange = Callable[[bytes], bytes]
 """Takes the launcher's message and returns the one for it; empty: none. Returns at once."""
 
 
+def no_messages(_: bytes) -> bytes:
+    """The exchange of a worker that has no messages for the launcher."""
+    return b""
+
+
 class _Servicer:
     """The calls of the service, each on a thread of the server."""
 
@@ -45,7 +50,7 @@ class _Servicer:
         drain: Callable[[], None],
         commit: Callable[[], None] | None,
         answer: Answer | None,
-        exchange: Exchange,
+        exchange: Exchange = no_messages,
     ) -> None:
         self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
         self._exchange = exchange
@@ -114,7 +119,7 @@ def serve_role(
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
     tls: TlsEndpoint | None = None,
-    exchange: Exchange = lambda _: b"",
+    exchange: Exchange = no_messages,
 ) -> RoleServer:
     """Serve the Role on the unix socket `socket`, with `tls` also there; see RpcServer.
 

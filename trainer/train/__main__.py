@@ -66,7 +66,7 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
                     *(config, identity, trainer.parts.progress.status, trainer.loop.drain),
                     commit=commit,
                     answer=trainer.answer,
-                    exchange=_no_messages if trainer.rank0 is None else trainer.rank0.exchange,
+                    exchange=role.no_messages if trainer.rank0 is None else trainer.rank0.exchange,
                 )
             )
         yield trainer
@@ -97,11 +97,6 @@ def _endpoint(config: WorkerConfig, identity: Identity | None) -> TlsEndpoint | 
     mine = identity.current.name
     accepts = PeerRule(mine.job, mine.generation, {PeerRole.HEAD: range(1)})
     return TlsEndpoint(address_of(config.interface), identity, accepts)
-
-
-def _no_messages(_: bytes) -> bytes:
-    """Only rank 0 has messages for the launcher."""
-    return b""
 
 
 def finish(trainer: Trainer) -> None:
