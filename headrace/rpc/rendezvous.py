@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from headrace.address import LOOPBACK
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.identity.credentials import Credentials, Identity
@@ -153,16 +152,13 @@ class RendezvousServer:
         max_held: int,
         *,
         socket: Path | None = None,
-        port: int = 0,
-        at: str = LOOPBACK,
         tls: TlsEndpoint | None = None,
         dispatcher: Dispatcher | None = None,
         check_token: TokenCheck | None = None,
         feed: FeedAnswer | None = None,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Serve at the unix socket `socket`, or else at `port` of loopback, by its address `at`; 0: a free one. With
-        `tls`: there.
+        """Serve at the unix socket `socket`, or else at a free port of loopback. With `tls`: there.
 
         `max_held`: most workers that wait there at once. `dispatcher` answers agents, which join by the token that
         `check_token` knows; `feed` answers replicas, which join likewise. Raises Unavailable and SpecError as RpcServer
@@ -174,8 +170,6 @@ class RendezvousServer:
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_connections=MAX_CONNECTIONS,
             socket=socket,
-            port=port,
-            host=at,
             tls=tls,
             check_token=check_token,
             noted=noted,

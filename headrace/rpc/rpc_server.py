@@ -61,18 +61,16 @@ class RpcServer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
         socket: Path | None = None,
-        port: int = 0,
-        host: str = LOOPBACK,
         tls: TlsEndpoint | None = None,
         check_token: TokenCheck | None = None,
         keepalive: bool = False,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Bind the unix socket `socket`, or without it `port` of `host`, which is of loopback. With `tls` listen there
-        instead, and serve at the socket too.
+        """Bind the unix socket `socket`, or without it a free port of loopback. With `tls` listen there instead, and
+        serve at the socket too.
 
         Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
-        A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Instead of
+        A call waits while all `max_workers` threads are busy, until its own deadline. Instead of
         `secret`, a call of a process that joins may carry the secret of the token that `check_token` knows.
         `keepalive`: see channels.keepalive_options. Raises SpecError where `tls` names no address of this machine, and
         Unavailable for a port that is taken.
@@ -89,7 +87,7 @@ class RpcServer:
             options=[*options(max_message_bytes), *bound, *(keepalive_options() if keepalive else [])],
         )
         try:
-            self.address = self._bind(socket, host, port, tls)
+            self.address = self._bind(socket, tls)
             """unix:PATH, or host:port."""
         except BaseException:
             self._held.close()  # else the folder of the socket would stay
@@ -97,23 +95,23 @@ class RpcServer:
         self.peer_of, self.source_of = self._callers.peer_of, self._callers.source_of
         """See _Callers."""
 
-    def _bind(self, socket: Path | None, host: str, port: int, tls: TlsEndpoint | None) -> str:
+    def _bind(self, socket: Path | None, tls: TlsEndpoint | None) -> str:
         if socket is not None:
             try:
                 address = _bind_socket(self._server, socket)
             except (OSError, RuntimeError) as error:
                 if tls is not None:
                     raise
-                log.warning("%s cannot be a unix socket (%s); listening on %s instead", socket, error, host)
+                log.warning("%s cannot be a unix socket (%s); listening on %s instead", socket, error, LOOPBACK)
             else:
                 if tls is None:
                     return address
                 self._callers.tls = TlsListener(tls, socket, self._callers.noted)
                 return self._callers.tls.address
         try:
-            return format_address(host, self._server.add_insecure_port(format_address(host, port)))
+            return format_address(LOOPBACK, self._server.add_insecure_port(format_address(LOOPBACK, 0)))
         except RuntimeError as error:
-            raise Unavailable(f"port {port} of {host} cannot be bound; another process listens there") from error
+            raise Unavailable(f"no port of {LOOPBACK} can be bound") from error
 
     def add_service(
         self,

@@ -25,6 +25,7 @@ from headrace.pserver.config import TableSection, Wire
 from headrace.pserver.errors import InvalidShardCall, ShardUnavailable
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import join_messages, messages, statuses
+from headrace.pserver.protocol.frames import DataCall, DataRequest
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shard_command import CallerThread, ShardCommand, reply_from
@@ -66,6 +67,10 @@ class ShardCaller:
     """As the shards have it."""
     silent_s: float = SILENT_S
     """A shard on another machine that is silent for longer counts as unavailable."""
+
+    def request(self, call: DataCall, pass_number: int, **more: Any) -> DataRequest:
+        """A call of this rank; the data plane gives it its number and the time left."""
+        return DataRequest(call, self.generation, self.rank, 0, 0.0, pass_number=pass_number, **more)
 
 
 class ShardConnection:

@@ -19,7 +19,7 @@ from headrace.pserver.client.data_plane import Call, DataPlane
 from headrace.pserver.config import DENSE_SLICES, TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol import frames, history_messages, join_messages
-from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from headrace.pserver.protocol.frames import DataCall, TableNumbers
 from headrace.pserver.protocol.histories import Answers, Questions
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.parts import WHOLE, Part, Split
@@ -190,18 +190,14 @@ class RemoteShards:
         for shard in range(len(self._calls.names)):
             part = {name: parts[shard].keys for name, parts in routed.items()}
             sizes = tuple((name, len(keys.keys_U)) for name, keys in part.items())
-            request = self._request(DataCall.ANNOUNCE, batch=number, learn=learn, parts=sizes)
+            request = self._me.request(DataCall.ANNOUNCE, self._pass_number, batch=number, learn=learn, parts=sizes)
             calls.append(self._announcements.send(shard, request, frames.key_frames(part), Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
         return AnnouncedBatch(number, learn, routed, num_keys, calls)
 
-    def _request(self, call: DataCall, **more: Any) -> DataRequest:
-        """A call of this rank; the data plane gives it its number and the time left."""
-        return DataRequest(call, self._me.generation, self._me.rank, 0, 0.0, pass_number=self._pass_number, **more)
-
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         mine = self._ready(batch)
-        request = self._request(DataCall.PULL, batch=mine.number)
+        request = self._me.request(DataCall.PULL, self._pass_number, batch=mine.number)
         calls = [self._steps.send(shard, request, (), deadline) for shard in range(len(self._calls.names))]
         rows = _BatchRows(mine, self._widths, self._wires)
         self._await(calls, rows)
@@ -215,7 +211,10 @@ class RemoteShards:
         learnt, wanted = (None if each is None else self._ready(each).number for each in (batch, following))
         self._early_calls = [
             self._steps.send(
-                shard, self._request(DataCall.EARLY, step=step, batch=learnt, following=wanted), (), deadline
+                shard,
+                self._me.request(DataCall.EARLY, self._pass_number, step=step, batch=learnt, following=wanted),
+                (),
+                deadline,
             )
             for shard in range(len(self._calls.names))
         ]
@@ -260,8 +259,9 @@ class RemoteShards:
             # Memory is for one call at a time, so parts beside others do not lie in it.
             empty = empty_floats if part.number else self._steps.empty(shard)
             mine = {} if learnt is None else _gradients_part(learnt, gradients, shard, part, empty)
-            request = self._request(
+            request = self._me.request(
                 DataCall.EXCHANGE,
+                self._pass_number,
                 step=step,
                 batch=None if learnt is None else learnt.number,
                 following=None if wanted is None else wanted.number,

@@ -270,8 +270,6 @@ class ExternalLauncher(JobLauncher):
             self.rendezvous,
             self._secret,
             MAX_HELD,
-            port=port,
-            at=host,
             tls=point.endpoint(),
             dispatcher=self,
             check_token=lambda given: check_token(point.token_file, given),
@@ -322,7 +320,7 @@ class ExternalLauncher(JobLauncher):
         deadline = Deadline.after(START_S)
         for worker in workers:
             if trouble := worker.await_start(deadline):
-                self._undo(workers)
+                _end(workers)
                 raise CannotStart(worker.name, trouble)
         for worker in workers:
             worker.release()
@@ -434,14 +432,6 @@ class ExternalLauncher(JobLauncher):
 
         return note
 
-    def _undo(self, workers: Sequence[RemoteWorker]) -> None:
-        """End the workers of a start that failed."""
-        for worker in workers:
-            worker.kill(within_s=0)
-        deadline = Deadline.after(START_S)
-        for worker in workers:
-            worker.kill(deadline.left_s())
-
     def _watch(self) -> None:
         """Give up agents that are silent for too long."""
         while not self._closing.wait(min(0.2, self._node_timeout_s / 10)):
@@ -459,3 +449,12 @@ class ExternalLauncher(JobLauncher):
             self._lock.notify_all()
         for worker in lost:
             worker.lose(reason, code)
+
+
+def _end(workers: Sequence[RemoteWorker]) -> None:
+    """End the workers of a start that failed."""
+    for worker in workers:
+        worker.kill(within_s=0)
+    deadline = Deadline.after(START_S)
+    for worker in workers:
+        worker.kill(deadline.left_s())

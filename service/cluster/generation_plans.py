@@ -13,7 +13,7 @@ from headrace.service.cluster.fetched_commits import check_head
 from headrace.service.cluster.job_runner import NextPlan
 from headrace.service.cluster.store import IDENTITY, clear_caches, clear_live
 from headrace.service.cluster.store_defaults import with_slot_numbers
-from headrace.service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
+from headrace.service.cluster.worker_plan import GenerationRole, JobPlan, cache_names, plan_job
 from headrace.service.spec.job import LoadedJob
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TraceWindow
@@ -72,12 +72,12 @@ class GenerationPlans:
         self._planned, self._until = job, None if logged is None else "logged"
         clear_live(job.store)
         clear_caches(job.store, cache_names(job))
-        return self._plan(job, last, ResizeRole(prepared=self._spare and self._until is None))
+        return self._plan(job, last, GenerationRole(until=self._until, prepared=self._spare and self._until is None))
 
     def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
         """A generation runs during the call."""
         self._beside, self._resize = with_workers(self._job, trainers, shards), resize
-        return self._plan(self._beside, last, ResizeRole(stands_by=resize, prepared=True))
+        return self._plan(self._beside, last, GenerationRole(stands_by=resize, prepared=True))
 
     def has_claimed(self, plan: JobPlan) -> bool:
         return newest_generation(self._job.store / "log") >= plan.generation
@@ -94,17 +94,15 @@ class GenerationPlans:
         self._planned, self._until = self._beside, None
         clear_live(self._job.store, newest=plan.generation)
 
-    def _plan(self, job: LoadedJob, last: int, resizing: ResizeRole) -> JobPlan:
+    def _plan(self, job: LoadedJob, last: int, role: GenerationRole) -> JobPlan:
         generation = max(self._newest, last, newest_generation(job.store / "log")) + 1
         authority = open_authority(job.store / IDENTITY, job.spec.name) if job.cluster.leaves_machine else None
-        folder, until = self._folder / f"g{generation}", None if resizing.stands_by else self._until
         return plan_job(
             job,
-            folder,
+            self._folder / f"g{generation}",
             generation=generation,
-            until=until,
+            role=role,
             authority=authority,
-            resizing=resizing,
             sees=self._sees,
             trace=self._trace,
         )

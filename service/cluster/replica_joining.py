@@ -65,8 +65,6 @@ def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
     server = RpcServer(
         secrets.token_hex(32),  # nobody has it
         max_workers=MAX_CALLS,
-        host=host,
-        port=port,
         max_connections=MAX_CONNECTIONS,
         tls=_endpoint(cluster, authority),
         check_token=lambda given: check_token(folder / TOKEN, given),

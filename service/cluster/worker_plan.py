@@ -52,9 +52,11 @@ def preloaded(cluster: ClusterSection) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeRole:
-    """The part of a generation in resizes of its job."""
+class GenerationRole:
+    """The part of a generation in the life of its job."""
 
+    until: str | None = None
+    """"logged": it trains what the log holds, commits, and ends."""
     stands_by: str | None = None
     """The id of a resize: these workers stand by until it has acted; their files are apart from those of others."""
     prepared: bool = False
@@ -122,9 +124,8 @@ def plan_job(
     cores: int | None = None,
     *,
     generation: int,
-    until: str | None = None,
+    role: GenerationRole = GenerationRole(),
     authority: Authority | None = None,
-    resizing: ResizeRole = ResizeRole(),
     sees: SharedFolder | None = None,
     trace: TraceWindow | None = None,
 ) -> JobPlan:
@@ -132,9 +133,8 @@ def plan_job(
 
     Another launcher than the local one signs those of its workers when they join.
 
-    `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
-    log holds, commit, and end. `sees`: the store, where each worker must check that its machine sees it. `trace`: the
-    steps of which every process records a timeline.
+    `cores` of this machine (all, unless given) are shared equally by the trainers. `sees`: the store, where each worker
+    must check that its machine sees it. `trace`: the steps of which every process records a timeline.
     """
     secret = secrets.token_hex(32)
     cluster = job.cluster
@@ -150,9 +150,9 @@ def plan_job(
     }
     same_machine = launcher_of(cluster).same_machine  # then all trainers read the same files anyway
     inputs = {} if same_machine else head_sizes(input_files(job), job.folder)
-    suffix = "" if resizing.stands_by is None else f".g{generation}"
-    of_ranks = {**common, "cores": cores_each, "until": until, "inputs": inputs}
-    of_ranks |= {"stands_by": resizing.stands_by, "prepares_resizes": resizing.prepared}
+    suffix = "" if role.stands_by is None else f".g{generation}"
+    of_ranks = {**common, "cores": cores_each, "until": role.until, "inputs": inputs}
+    of_ranks |= {"stands_by": role.stands_by, "prepares_resizes": role.prepared}
     plan = JobPlan(
         job=job.spec.name,
         generation=generation,
@@ -161,9 +161,8 @@ def plan_job(
             job,
             tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join),
             run_folder,
-            common,
+            {**common, "num_ranks": cluster.trainers},
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
-            num_ranks=cluster.trainers,
             parts=_part_stores(job, suffix),
             resources=_resources(cluster.resources.shard),
         ),
@@ -235,9 +234,14 @@ def plan_prediction(
             job,
             {**job.spec.tables, **history_tables(Schema.of(job.spec.slots))},
             folders.private,
-            {"secret": secret, "generation": generation, "max_message": max_message, "wire": request.wire},
+            {
+                "secret": secret,
+                "generation": generation,
+                "max_message": max_message,
+                "wire": request.wire,
+                "num_ranks": request.trainers,
+            },
             [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
-            num_ranks=request.trainers,
             command=command,
         ),
         predictors=tuple(
@@ -286,17 +290,15 @@ def _shards(
     common: Mapping[str, Any],
     live: list[str],
     *,
-    num_ranks: int,
     command: tuple[str, ...] = PYTHON,
     parts: Sequence[Mapping[str, Any]] | None = None,
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
-    """One shard for each folder of `live`; `common`: what all workers have; `parts`: by shard."""
+    """One shard for each folder of `live`; `common`: what all have; `parts`: by shard."""
     schema = Schema.of(job.spec.slots)
     config = {
         **common,
         "num_shards": len(live),
-        "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
         "histories": {
             name: kept

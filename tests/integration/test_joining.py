@@ -283,8 +283,7 @@ def test_on_loopback_agents_and_workers_call_over_tls_without_certificates(here)
 
 def test_a_worker_is_not_taken_for_the_launcher(head, two):
     """Although its certificate is of the authority that the token names."""
-    host, port = parse_address("127.0.0.1:0")
-    endpoint = replace(head.launcher._endpoint(host, port), identity=two[1].mine)
+    endpoint = replace(head.launcher._point.endpoint(), identity=two[1].mine)
     server = external.RendezvousServer(head.launcher.rendezvous, "guess", 1, tls=endpoint, dispatcher=head.launcher)
     with closing(server), closing(JoinClient(server.address, head.token)) as client:
         with pytest.raises(Refused, match="is the address of shard-0 of generation 1 .*, and not of a launcher"):

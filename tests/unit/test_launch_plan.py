@@ -8,7 +8,7 @@ from headrace.config import validate
 from headrace.identity.authority import open_authority
 from headrace.pserver.config import DENSE_SLICES, ShardProcess
 from headrace.service.cluster.generation_plans import GenerationPlans
-from headrace.service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
+from headrace.service.cluster.worker_plan import GenerationRole, PredictionFolders, plan_job, plan_prediction
 from headrace.service.spec.job import load_job
 from headrace.shared_folder import SharedFolder
 from headrace.trainer.config import WorkerConfig
@@ -89,7 +89,7 @@ def test_workers_of_other_machines_learn_the_store_that_they_must_see(plan, tmp_
 
 
 def test_trainers_can_be_told_to_end_with_the_log(plan):
-    planned = plan("{trainers=2}", until="logged")
+    planned = plan("{trainers=2}", role=GenerationRole(until="logged"))
     assert [validate(WorkerConfig, trainer.config).until for trainer in planned.trainers] == ["logged"] * 2
 
 
