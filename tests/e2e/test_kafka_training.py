@@ -7,6 +7,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 pytestmark = pytest.mark.kafka
 
@@ -25,8 +26,9 @@ class Stream:
 
     def __init__(self, kafka, folder):
         self.kafka, self.folder = kafka, folder
-        spec = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["to be named"]')
-        self.job = write_job(folder, spec=spec.replace('["cat"]', '["python", "spy.py"]'))
+        kafka_source = {"kind": "kafka", "topics": ["to be named"]}
+        spec = changed(SPEC, {"sources.lines": kafka_source, "pipe.command": ["python", "spy.py"]})
+        self.job = write_job(folder, spec=spec)
         (folder / "spy.py").write_text(SPY)
         self.lines = [line for part in sorted(folder.glob("part-*.txt")) for line in part.read_bytes().splitlines()]
         self.topic = kafka.create_topic(NUM_PARTITIONS)

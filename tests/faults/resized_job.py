@@ -31,6 +31,7 @@ from headrace.service.cluster.worker_plan import preloaded
 from headrace.service.faults.injection import AT_ONCE
 from headrace.service.spec.job import LoadedJob, load_job
 from tests.integration.stream_job import SPEC, write_job
+from tests.jobs import changed
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
 SLOWLY, SEEN = "slowly", "seen"
@@ -58,7 +59,7 @@ def written(folder: Path, num_lines: int = NUM_LINES) -> Path:
     """The job file, with its stream and its pipe."""
     (folder / "pipe.sh").write_text(PIPE)
     (folder / SEEN).mkdir()
-    return write_job(folder, num_lines=num_lines, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
+    return write_job(folder, num_lines=num_lines, spec=changed(SPEC, {"pipe.command": ["sh", "pipe.sh"]}))
 
 
 def job_at(file: Path, store: str, cluster: str, *settings: str) -> LoadedJob:

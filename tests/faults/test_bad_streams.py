@@ -10,6 +10,7 @@ import pytest
 
 from headrace.lifecycle import ExitCode
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 NUM_LINES = 400
 ONE_PASS = "passes.max_events=2000"
@@ -177,7 +178,7 @@ def odd(job):
     for number in (10, 300):
         lines[number] = "2 10.0 0.0 " + lines[number].split(" ", 3)[3]
     data.write_text("".join(lines))
-    job.write_text(SPEC.replace('name = "deepfm"\n[model.settings]\nhidden = [8]', 'class = "odd_model:Odd"'))
+    job.write_text(changed(SPEC, {"model": {"class": "odd_model:Odd"}}))
     return job
 
 

@@ -24,6 +24,7 @@ from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import SPEC, write_job
 from tests.integration.test_resizing import resized, worlds
+from tests.jobs import changed
 
 HISTORIES = """
 [[slots]]
@@ -164,7 +165,7 @@ def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
 @pytest.mark.timeout(300)
 def test_a_job_that_is_resized_remembers_what_one_does_that_is_not(tmp_path):
     (tmp_path / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.5; fi; exec cat\n")
-    write_job(tmp_path, num_lines=2400, spec=WITH_HISTORIES.replace('["cat"]', '["sh", "pipe.sh"]'))
+    write_job(tmp_path, num_lines=2400, spec=changed(WITH_HISTORIES, {"pipe.command": ["sh", "pipe.sh"]}))
     calm = job_at(tmp_path, "calm")
     ended(calm)
     steps = [("--trainers", "3", "--shards", "2"), ("--trainers", "2")]

@@ -5,11 +5,12 @@ import pytest
 from headrace.lifecycle import ExitCode
 from tests.integration.running_job import RunningJob, assert_gone
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 from tests.kafka.cluster import free_ports
 
 pytestmark = pytest.mark.kafka
 
-KAFKA_SPEC = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["no-such-topic"]')
+KAFKA_SPEC = changed(SPEC, {"sources.lines": {"kind": "kafka", "topics": ["no-such-topic"]}})
 NEVER = "cluster.max_restarts=0"
 
 
@@ -79,7 +80,7 @@ for line in sys.stdin.buffer:
 
 @pytest.mark.slow
 def test_a_broker_killed_in_mid_pass_changes_no_bit_of_what_is_learnt(own_kafka, tmp_path):
-    spec = KAFKA_SPEC.replace('command = ["cat"]', 'command = ["python", "gated_cat.py"]')
+    spec = changed(KAFKA_SPEC, {"pipe.command": ["python", "gated_cat.py"]})
     job = write_job(tmp_path, num_parts=1, num_lines=2_500, spec=spec)
     (tmp_path / "gated_cat.py").write_text(GATED_CAT)
     lines, gate = (tmp_path / "part-0.txt").read_bytes().splitlines(), tmp_path / "open"

@@ -8,9 +8,10 @@ from headrace.lifecycle import ExitCode
 from tests.faults.test_kafka_trouble import add_partition, drop_before, recreate
 from tests.integration.running_job import RunningJob, assert_gone
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
-FOLLOW = SPEC.replace('paths = ["part-*.txt"]', 'paths = ["part-*.txt"]\nfollow = true\npoll = "100ms"')
-KAFKA = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["later"]')
+FOLLOW = changed(SPEC, {"sources.lines.follow": True, "sources.lines.poll": "100ms"})
+KAFKA = changed(SPEC, {"sources.lines": {"kind": "kafka", "topics": ["later"]}})
 
 
 def kill_after(job, folder, num_events, *settings):

@@ -7,15 +7,10 @@ from headrace.failpoints import Failpoint
 from headrace.service.faults.deaths import RANK_0, AtFailpoint
 from tests.faults.test_histories_killed import counted_by_hand, ended, job_at
 from tests.integration.stream_job import SPEC, write_job
+from tests.jobs import changed
 
-KNOWN = """
-[[slots]]
-name = "known"
-kind = "dense"
-statistics = { of = ["a", "history"] }
-
-[[tasks]]"""
-KNOWING = SPEC.replace("[[tasks]]", KNOWN.strip(), 1).replace('gauc_by = "group"\n', "")
+KNOWN = {"name": "known", "kind": "dense", "statistics": {"of": ["a", "history"]}}
+KNOWING = changed(SPEC, {"metrics.gauc_by": None}, slots=[KNOWN])
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
     AtFailpoint(RANK_0, Failpoint.CLOSED, 2),

@@ -9,14 +9,15 @@ from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 PASS_EVENTS = 100
-FOLLOW = 'paths = ["part-*.txt"]\nfollow = true\npoll = "10ms"'
+FOLLOW = {"sources.lines.follow": True, "sources.lines.poll": "10ms"}
 
 
 def by_count(spec: str) -> str:
     """The spec of a job whose passes have PASS_EVENTS events each."""
-    return spec.replace("max_events = 400", f'max_events = {PASS_EVENTS}\ncut = "count"')
+    return changed(spec, {"passes.max_events": PASS_EVENTS, "passes.cut": "count"})
 
 
 SPEC_BY_COUNT = by_count(SPEC)
@@ -45,7 +46,7 @@ class FollowedJob:
 
     def follow(self) -> None:
         """The spec follows the file from now on, and nothing has arrived, unless some has before."""
-        self.spec.write_text(self._spec.replace('paths = ["part-*.txt"]', FOLLOW))
+        self.spec.write_text(changed(self._spec, FOLLOW))
         if self._stream.stat().st_size == sum(map(len, self._lines)):
             self._stream.write_text("")
 

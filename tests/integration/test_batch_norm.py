@@ -10,6 +10,7 @@ from headrace.service.faults.injection import Deaths, run
 from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
 from tests.integration.stream_job import SPEC, write_job
+from tests.jobs import changed
 
 MODEL = """
 import torch
@@ -37,8 +38,7 @@ def write_normal_job(folder):
 
     The second pass begins with numbers whose sum float32 does not hold: the mean of their batch is infinite.
     """
-    spec = SPEC.replace('name = "deepfm"\n[model.settings]\nhidden = [8]', 'class = "normal:Normal"')
-    spec = spec.replace("[train]", '[train]\non_nonfinite = "skip_batch"')
+    spec = changed(SPEC, {"model": {"class": "normal:Normal"}, "train.on_nonfinite": "skip_batch"})
     job = write_job(folder, num_parts=1, num_lines=(NUM_PASSES - 1) * PASS_EVENTS + 1, spec=spec)
     (folder / "normal.py").write_text(MODEL)
     lines = (folder / "part-0.txt").read_text().splitlines(keepends=True)

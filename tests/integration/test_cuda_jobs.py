@@ -16,12 +16,13 @@ from tests.fakes.devices import machine_of_its_own, needs_gpu
 from tests.faults.test_dense_kills import assert_deaths_change_nothing, ten_deaths
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), needs_gpu]
 
 CUDA, CPU = 'train.device="cuda"', 'train.device="cpu"'
 FLOAT16 = ('train.amp="float16"', "train.loss_scale={initial=1024.0, growth_every=4}")
-DEEP = SPEC.replace("hidden = [8]", "hidden = [32, 16]\ndropout = 0.2").replace("max_events = 400", "max_events = 150")
+DEEP = changed(SPEC, {"model.settings": {"hidden": [32, 16], "dropout": 0.2}, "passes.max_events": 150})
 WAYS = {
     "float32": (),
     "float16": FLOAT16,

@@ -5,9 +5,10 @@ import pytest
 from headrace.failpoints import Failpoint
 from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.integration.trainer_here import closes, killed, run
+from tests.jobs import changed
 
 INFER = "metrics.infer_first=true"
-DROPPING = SPEC.replace("hidden = [8]", "hidden = [8]\ndropout = 0.3").replace("max_events = 400", "max_events = 100")
+DROPPING = changed(SPEC, {"model.settings.dropout": 0.3, "passes.max_events": 100})
 """Training draws random numbers, and predicts otherwise than inference."""
 ALL_KEPT = "commit.keep=1000"
 

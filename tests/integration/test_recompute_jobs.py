@@ -5,11 +5,10 @@ import pytest
 from tests.integration import trainer_here
 from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.integration.test_batch_norm import MODEL
+from tests.jobs import changed
 
 ALL = "dense.recompute={blocks='all', segments=2}"
-DEEP = SPEC.replace("hidden = [8]", "hidden = [16, 8, 8]\ndropout = 0.3").replace(
-    "max_events = 400", "max_events = 150"
-)
+DEEP = changed(SPEC, {"model.settings": {"hidden": [16, 8, 8], "dropout": 0.3}, "passes.max_events": 150})
 WAYS = {
     "accumulate": ("train.batch_size=16", "train.matmul=onednn", "dense.accumulate=3", "dense.optimizer={kind='lamb'}"),
     "bfloat16": ("train.amp=bfloat16", "train.amp_black=['relu']"),
@@ -30,7 +29,7 @@ def test_one_trainer_learns_the_same_bits(tmp_path, way):
 @pytest.mark.long
 def test_two_trainers_learn_the_same_bits_with_batch_norm_and_overlap(tmp_path):
     """The last pass has one sample, which BatchNorm does not count."""
-    spec = SPEC.replace('name = "deepfm"\n[model.settings]\nhidden = [8]', 'class = "normal:Normal"')
+    spec = changed(SPEC, {"model": {"class": "normal:Normal"}})
     job = write_job(tmp_path, num_parts=1, num_lines=301, spec=spec)
     (tmp_path / "normal.py").write_text(MODEL.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.4)"))
     given = (

@@ -15,6 +15,7 @@ from headrace.trainer.journal.log import RecordKind, read
 from headrace.trainer.journal.records import Claim
 from tests.integration.running_job import RunningJob, assert_gone
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 SETTINGS = ("passes.max_events=50", "train.threads=1", "train.batch_size=8", 'train.matmul="mkl"')
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
@@ -25,7 +26,7 @@ def job(tmp_path_factory):
     """Its pipe takes its time as long as a file "slowly" is there: enough to be resized on the way."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.5; fi; exec cat\n")
-    return write_job(folder, num_lines=2400, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
+    return write_job(folder, num_lines=2400, spec=changed(SPEC, {"pipe.command": ["sh", "pipe.sh"]}))
 
 
 def resize(running: RunningJob, job: Path, *numbers: str) -> str:

@@ -11,6 +11,7 @@ from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import RecordKind, read
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, headrace, write_job
+from tests.jobs import changed
 
 OFTEN = ("passes.max_events=100", "commit.every_passes=4")
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
@@ -21,7 +22,7 @@ def job(tmp_path_factory):
     """Its pipe takes its time as long as a file "slowly" is there: enough to be stopped on the way."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.2; fi; exec cat\n")
-    return write_job(folder, num_lines=1200, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
+    return write_job(folder, num_lines=1200, spec=changed(SPEC, {"pipe.command": ["sh", "pipe.sh"]}))
 
 
 @pytest.fixture(scope="module")

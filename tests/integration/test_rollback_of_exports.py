@@ -9,15 +9,16 @@ from headrace.trainer.journal.log import read
 from headrace.trainer.journal.records import RollbackOperation
 from tests.integration.stream_job import SPEC
 from tests.integration.trainer_here import run
+from tests.jobs import changed
 
 PASS_EVENTS, BEGIN_S, PASS_S = 200, 1_700_006_400, 3600
-JOB = (
-    SPEC.replace('paths = ["part-*.txt"]', 'paths = ["part-*.txt"]\nevent_time = { slot = "time" }')
-    .replace('names = ["click", "group"]\nkind = "meta"', 'names = ["click", "group"]\nkind = "meta"\n\n[[slots]]\n'
-             'name = "time"\nkind = "meta"\ntype = "int64"')
-    .replace("max_events = 400", f"max_events = {PASS_EVENTS}")
-    .replace('slices = ["a"]', "")
-) + """
+TIME = {"name": "time", "kind": "meta", "type": "int64"}
+TIMED = {
+    "sources.lines.event_time": {"slot": "time"},
+    "passes.max_events": PASS_EVENTS,
+    "metrics.slices": None,
+}
+JOB = changed(SPEC, TIMED, slots=[TIME]) + """
 [exports.serving]
 base = "1h"
 on_late = "wait"
