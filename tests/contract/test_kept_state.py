@@ -1,5 +1,6 @@
 """A prediction reads the histories and counters that the next pass of the training would give the sample."""
 
+import tomllib
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 from tests.contract import shards_world as w
 from tests.fakes.ragged import ragged
 from tests.integration.stream_job import LIVING
+from tests.jobs import changed
 
 FILLED = """
 [[slots]]
@@ -45,8 +47,7 @@ counters = { key = "a", windows = ["1m", "all"], half_lives = ["2m"], click = "c
 name = "pairs"
 kind = "dense"
 counters = { key = ["a", "b"], what = ["shows"], windows = ["all"] }
-
-[[tasks]]"""
+"""
 SAMPLES = st.lists(
     st.tuples(
         st.integers(0, 3),  # the number of the key; 3: none
@@ -61,7 +62,7 @@ SAMPLES = st.lists(
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory):
     path = tmp_path_factory.mktemp("job") / "job.toml"
-    path.write_text(LIVING.replace("[[tasks]]", FILLED.strip(), 1))
+    path.write_text(changed(LIVING, {}, slots=tomllib.loads(FILLED)["slots"]))
     return Schema.of(load_job(path).spec.slots)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.jobs import changed
+
 SPEC = """
 name = "small"
 seed = 3
@@ -67,21 +69,14 @@ path = "store"
 
 
 LIVING = (
-    SPEC.replace('name = "small"', 'name = "living"')
-    .replace('paths = ["part-*.txt"]', 'paths = ["part-*.txt"]\nevent_time = { slot = "time" }')
-    .replace(
-        'names = ["click", "group"]\nkind = "meta"',
-        """names = ["click", "group"]
-kind = "meta"
-
-[[slots]]
-name = "time"
-kind = "meta"
-type = "int64\"""",
+    changed(
+        SPEC,
+        {"name": "living", "sources.lines.event_time": {"slot": "time"}, "tables": None},
+        slots=[{"name": "time", "kind": "meta", "type": "int64"}],
     )
-    .replace(
-        "dim = 4\n",
-        """dim = 4
+    + """
+[tables.default]
+dim = 4
 extend_at = 0.5
 decay = 0.8
 delete_below = 0.15
@@ -114,8 +109,7 @@ delta_threshold = 0.3
 delta_keep_days = 3
 keep = 1
 on_late = "wait"
-""",
-    )
+"""
 )
 """Tables that live: keys must earn rows, rows age and go each day, two streams of exports; `write_living_job`."""
 FIRST_S, DAYS = 1_700_006_400, 8

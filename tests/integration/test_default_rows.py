@@ -14,12 +14,21 @@ from headrace.trainer.exports.materialize import materialize
 from headrace.trainer.exports.reader import open_export
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import LIVING, headrace, write_living_job
+from tests.jobs import changed
 
 SERVE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"
 OFTEN = ("passes.max_events=60", "commit.every_passes=4", "exports.serving={base='1000h', delta='24h'}")
 SAME = ("digest", "events", "passes", "positions", "metrics")
 NAME = "default_row.default"
-STORE = LIVING[LIVING.index("[model]") :]
+LEARNT = changed(
+    LIVING,
+    {
+        "pipe.command": ["sh", "pipe.sh"],
+        "tables.default.extend_at": None,
+        "tables.default.default_row": "learnt",
+        "exports.thin": None,
+    },
+)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,8 +38,7 @@ def job(tmp_path_factory):
     """Its pipe is slow while a file "slowly" exists, so that the job can be killed on the way."""
     folder = tmp_path_factory.mktemp("default-row")
     (folder / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.2; fi; exec cat\n")
-    learnt = LIVING.replace('["cat"]', '["sh", "pipe.sh"]').replace("extend_at = 0.5", 'default_row = "learnt"')
-    return write_living_job(folder, num_lines=160, spec=learnt.partition("[exports.thin]")[0] + STORE)
+    return write_living_job(folder, num_lines=160, spec=LEARNT)
 
 
 @pytest.fixture(scope="module")

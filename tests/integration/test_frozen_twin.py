@@ -13,11 +13,10 @@ from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import LIVING, headrace, write_living_job
 from tests.integration.trainer_here import killed, run
+from tests.jobs import changed
 
 PASS_EVENTS, NUM_LINES, NUM_LEARNT = 60, 480, 240
-SPEC = (LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]).replace(
-    "max_events = 400", f"max_events = {PASS_EVENTS}"
-)
+SPEC = changed(LIVING, {"exports": None, "passes.max_events": PASS_EVENTS})
 """Admission, ageing and shrinking at each day tick: all that must not act. Eight days of events."""
 FROZEN = "train.learn=false"
 

@@ -9,9 +9,9 @@ from headrace.service.history.slot_report import SlotOrder, format_report, repor
 from headrace.service.spec.job import load_job
 from tests.fakes.asked_api import api
 from tests.integration.stream_job import LIVING, headrace, write_living_job
+from tests.jobs import changed
 
-PLAIN = LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]
-SPEC = PLAIN.replace("max_events = 400", "max_events = 60") + "\n[guards]\nmin_samples = 20\n"
+SPEC = changed(LIVING, {"exports": None, "passes.max_events": 60, "guards.min_samples": 20})
 
 
 @pytest.mark.long

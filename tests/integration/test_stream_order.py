@@ -14,17 +14,18 @@ from headrace.trainer.journal.log import read
 from headrace.trainer.train.assembly import open_trainer
 from tests.integration.stream_job import FIRST_S, LIVING, SPEC, headrace, write_job, write_living_job
 from tests.integration.trainer_here import closes, config_of, killed, run, torch_as_before
+from tests.jobs import changed
 
 SETTINGS = ("passes.max_events=70", "train.threads=1")
-BEFORE_EXPORTS, _, REST = LIVING.partition("[exports.serving]")
-HOURLY = (BEFORE_EXPORTS + REST[REST.index("[model]") :]).replace("part-*.txt", "hours/{day}/{hour}.txt")
+WHOLE = changed(LIVING, {"exports": None})
+HOURLY = changed(WHOLE, {"sources.lines.paths": ["hours/{day}/{hour}.txt"]})
 
 
 def write_hourly(folder: Path, num_lines: int = 300) -> tuple[Path, Path]:
     """The same events in one file, and in a file an hour whose names sort otherwise as text: two job files."""
     one = folder / "one"
     one.mkdir()
-    whole = write_living_job(one, num_parts=1, num_lines=num_lines, spec=HOURLY.replace("hours/{day}/{hour}", "part-*"))
+    whole = write_living_job(one, num_parts=1, num_lines=num_lines, spec=WHOLE)
     lines = (one / "part-0.txt").read_text().splitlines(keepends=True)
     for number in range(0, num_lines, 23):
         path = folder / "hours" / str(9 + number // 100) / f"{8 + number % 100 // 23}.txt"
@@ -81,7 +82,7 @@ def test_declared_files_of_unequal_rates_advance_together(jobs, tmp_path):
         day = (int(line.rsplit(" ", 1)[1]) - FIRST_S) // 86_400
         with (tmp_path / f"{'small' if number % 10 == 0 else 'large'}-{day}.txt").open("a") as file:
             file.write(line)
-    ended = run(declared(tmp_path, "{shard}-{day}.txt", '"{shard}"'), tmp_path / "store", *SETTINGS)
+    ended = run(declared(tmp_path, "{shard}-{day}.txt", "{shard}"), tmp_path / "store", *SETTINGS)
     assert ended.events == len(lines) and ended.span_s["max"] <= 86_400
     by_name = run(declared(tmp_path, "{name}.txt", None), tmp_path / "by-name", *SETTINGS)
     assert by_name.span_s["max"] > 5 * 86_400  # all of the large ones, then all of the small ones
@@ -89,8 +90,8 @@ def test_declared_files_of_unequal_rates_advance_together(jobs, tmp_path):
 
 def declared(folder, path, by):
     job = folder / "job.toml"
-    keys = f'kind = "files"\npartition_by = {by}' if by else 'kind = "files"'
-    job.write_text(HOURLY.replace("hours/{day}/{hour}.txt", path).replace('kind = "files"', keys))
+    by_part = {"sources.lines.partition_by": by} if by else {}
+    job.write_text(changed(WHOLE, {"sources.lines.paths": [path], **by_part}))
     return job
 
 
