@@ -1,4 +1,4 @@
-"""Job files made from others by their keys: a key that is renamed or moved fails here, and is not passed over."""
+"""Job files made from others by their keys. A job refuses a key it does not know; a text to replace may be lost."""
 
 import json
 import re
