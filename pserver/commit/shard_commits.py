@@ -113,7 +113,7 @@ class ShardStores:
         """
         if len(self._stores) < len(self._tables):
             raise InvalidShardCall(f"{self._name} was never restored, so it has no store to commit to")
-        tables = {name: table.snapshot() for name, table in self._tables.items()}
+        tables = {name: table.snapshots.take() for name, table in self._tables.items()}
         facts = {name: _facts(taken) for name, taken in tables.items()}
         self._snapshot = ShardSnapshot(version, changes_since, tables, facts)
         failpoint(Failpoint.SNAPSHOT_TAKEN)
@@ -233,7 +233,7 @@ class ShardStores:
             if self._snapshot is None:
                 return
             for name, table in self._tables.items():
-                table.settle(committed)
+                table.snapshots.settle(committed)
                 self._changes[name].settle(committed)
             if not committed and self._snapshot.folder is not None:
                 shutil.rmtree(self._snapshot.folder / self._name, ignore_errors=True)
@@ -287,7 +287,7 @@ class ShardStores:
         for name, (store, rows_by_group) in found.items():
             self._stores[name] = store
             lives = _lives(ours, name)
-            self._tables[name].attach(store, rows_by_group, lives, admission[name])
+            self._tables[name].snapshots.attach(store, rows_by_group, lives, admission[name])
 
     def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
         """Go on from the restored commit to the later one of `version`: rows, counts and files are as after a
@@ -303,7 +303,7 @@ class ShardStores:
         for name, keys_U in changed.items():
             table = self._tables[name]
             lives = _lives(ours, name)
-            swept_U = table.begin_advance(lives, admission[name])
+            swept_U = table.snapshots.begin_advance(lives, admission[name])
             for part in ours:
                 self._take_over(folder, part, name, unique_keys(keys_U, swept_U), swept_U)
             shutil.rmtree(self._live / CHANGES.format(name), ignore_errors=True)
@@ -324,10 +324,10 @@ class ShardStores:
                 )
         for name, table in self._tables.items():
             lives = _lives(ours, name)
-            table.begin_handed(lives, self._admission(folder, ours, name))
+            table.snapshots.begin_handed(lives, self._admission(folder, ours, name))
             for part in ours:
                 rows = HandedRows.read(folder / part.folder / HANDED_FILE.format(name)).of_buckets(*self._buckets)
-                table.take_handed(rows.keys_U, rows.words_UW, rows.gone_G, rows.gone_group_G)
+                table.snapshots.take_handed(rows.keys_U, rows.words_UW, rows.gone_G, rows.gone_group_G)
 
     def _changed_keys(self, folder: Path, parts: Sequence[ShardCommitPart], name: str, version: int) -> U64:
         """The keys of this shard that changed or were deleted since the restored version."""
@@ -350,7 +350,7 @@ class ShardStores:
             for begin in range(0, len(keys_U), ADVANCE_ROWS):
                 chunk_C = keys_U[begin : begin + ADVANCE_ROWS]
                 swept_C = np.isin(chunk_C, swept_U)
-                table.take_over(store, chunk_C, swept_C, *source.get(chunk_C))
+                table.snapshots.take_over(store, chunk_C, swept_C, *source.get(chunk_C))
         shutil.rmtree(of)
 
     def _fetched(self, folder: Path, parts: Sequence[ShardCommitPart]) -> Path:
@@ -392,7 +392,7 @@ class ShardStores:
 
     def _copied(self, folder: Path, parts: Sequence[ShardCommitPart], name: str) -> tuple[RowStore, dict[int, int]]:
         """A new store with this shard's rows, copied from every part."""
-        store = RocksRowStore.open(self._live / name, None, num_words=self._tables[name].num_words)
+        store = RocksRowStore.open(self._live / name, None, num_words=self._tables[name].snapshots.num_words)
         count_G = np.zeros(1 << 16, np.int64)
         with ExitStack() as after_error:
             after_error.callback(store.close)
@@ -412,7 +412,7 @@ class ShardStores:
         """A new store, linked from the files of a part."""
         below = f"{part.folder}/{name}/"
         known = {path.removeprefix(below): file for path, file in part.files.items() if path.startswith(below)}
-        num_words = self._tables[name].num_words
+        num_words = self._tables[name].snapshots.num_words
         return RocksRowStore.open(live, folder / part.folder / name, num_words=num_words, known=known)
 
     def close(self) -> None:

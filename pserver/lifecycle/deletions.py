@@ -61,6 +61,11 @@ class Deletions:
         """Number of rows."""
         return int(self.made_G.sum() - self._deleted_G.sum())
 
+    @property
+    def sweeping(self) -> bool:
+        """Whether rows that a shrink deleted are still to be removed."""
+        return bool(self._life.shrinks)
+
     # --- rows in memory ----------------------------------------------------------------------------------------------
 
     def statistics(self) -> RowStatistics:
@@ -91,7 +96,7 @@ class Deletions:
             self.on_deleted(keys_U)
 
     def forget(self, keys_U: U64) -> None:
-        """Delete rows, in memory and in the store."""
+        """Delete rows that the open pass has not changed, in memory and in the store."""
         with self.rows.still:
             with self.rows.removing():
                 rows_U = self.rows.look_up(keys_U)

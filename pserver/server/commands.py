@@ -218,7 +218,7 @@ class SurveyShrink(ShardCommand[ShrinkSurvey | None, ShrinkSurvey | None]):
 
 @dataclass(frozen=True, slots=True)
 class Explain(ShardCommand[dict[str, Any], dict[str, Any]]):
-    """Everything known about a key, as JSON-able data: see pserver.tables.table.ShardTable.explain.
+    """Everything known about a key, as JSON-able data: see pserver.tables.table_overview.TableOverview.explain.
 
     The result also has the "shard", if shards are processes."""
 
@@ -231,7 +231,7 @@ class Explain(ShardCommand[dict[str, Any], dict[str, Any]]):
         return self.of_key
 
     def apply(self, host: ShardHost, call: CommandCall) -> dict[str, Any]:
-        known = host.shard.table(self.table).explain(self.of_key, self.group)
+        known = host.shard.table(self.table).overview.explain(self.of_key, self.group)
         return known if host.number is None else known | {"shard": host.number}
 
     def combine(self, replies: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class DigestRows(ShardCommand[dict[str, str], dict[str, int]]):
     gate: ClassVar[Gate] = BETWEEN_STEPS
 
     def apply(self, host: ShardHost, call: CommandCall) -> dict[str, str]:
-        return {name: f"{table.digest():032x}" for name, table in host.shard.tables.items()}
+        return {name: f"{table.overview.digest():032x}" for name, table in host.shard.tables.items()}
 
     def combine(self, replies: Sequence[dict[str, str]]) -> dict[str, int]:
         return {name: add(int(reply[name], 16) for reply in replies) for name in replies[0]}

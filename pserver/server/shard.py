@@ -70,7 +70,7 @@ class Shard:
         """The live feed."""
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():
-            table.when_swept(self.feed.swept)
+            table.deletions.on_swept = self.feed.swept
 
     def table(self, name: str) -> ShardTable:
         """A table. Raises InvalidShardCall for one that is not here."""
@@ -85,9 +85,9 @@ class Shard:
         for name, keys in tables.items():
             table = self.table(name)
             if learn and not table.selective:
-                rows[name] = table.reserve(keys.keys_U, keys.group_U)
+                rows[name] = table.rows.reserve(keys.keys_U, keys.group_U)
             else:
-                find = table.find_ahead if learn else table.find
+                find = table.rows.find_ahead if learn else table.rows.find
                 rows[name], again[name] = find(keys.keys_U), keys
         return ResolvedBatch(learn, rows, again)
 
@@ -151,7 +151,7 @@ class Shard:
             places = push.part.of(name)
             if places is None or (push.part.number and (name in push.batch.keys)):
                 raise InvalidShardCall(f"gradients of table {name!r} in part {push.part.number} of an exchange")
-            shape = (len(push.batch.rows[name][places]), self.tables[name].num_weights)
+            shape = (len(push.batch.rows[name][places]), self.tables[name].rows.num_weights)
             fits = gradients.grads_UD.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
             if not fits:
                 raise InvalidShardCall(
@@ -161,7 +161,7 @@ class Shard:
     def release(self, batch: ResolvedBatch) -> None:
         """The batch is not used any more: its rows need not stay in memory."""
         for name, rows_U in batch.rows.items():
-            self.tables[name].release(rows_U)
+            self.tables[name].rows.release(rows_U)
 
     def open_pass(self) -> None:
         """Begin a pass."""
@@ -197,14 +197,14 @@ class Shard:
 
     def _sweep(self, table: ShardTable, *, at_once: bool) -> None:
         if at_once:
-            run(table.sweep())
+            run(table.deletions.sweep())
         else:
             self._sweeper.sweep(table)
 
     def survey(self, shrink: ShrinkRows) -> ShrinkSurvey | None:
         """The rows that a shrink would delete; None while a thread counts."""
         table = self.table(shrink.table)
-        return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
+        return table.deletions.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
 
     # --- the live feed -----------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Shard:
     def _begin(self, version: int) -> None:
         self.feed.begin(version)
         for table in self.tables.values():
-            if table.sweeping:
+            if table.deletions.sweeping:
                 self._sweeper.sweep(table)
 
     def close(self) -> None:

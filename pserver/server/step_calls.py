@@ -35,7 +35,7 @@ class StepCalls:
 
     def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
         """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
-        self.config, self.widths = config, {name: table.num_weights for name, table in shard.tables.items()}
+        self.config, self.widths = config, {name: table.rows.num_weights for name, table in shard.tables.items()}
         self.wires = wires_of(config.tables, config.wire)
         self.announces_at_once = config.num_ranks == 1 and all(t.memory is None for t in config.tables.values())
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""

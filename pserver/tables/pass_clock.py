@@ -57,7 +57,7 @@ class PassClock(RankAnswers[ClockQuestion, float]):
         before = JoinClock(float(row.time_U[0]), *votes) if known else JoinClock()
         after = before.after(spans, max_ahead_s)
         if after != before:
-            self._changed = _row_of(after, self._table.num_weights)
+            self._changed = _row_of(after, self._table.rows.num_weights)
         bound_s = np.inf if after.newest_s is None else after.newest_s + max_ahead_s
         return dict.fromkeys(sent, bound_s)
 

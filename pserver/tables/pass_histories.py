@@ -70,7 +70,7 @@ class PassHistories(RankAnswers[Questions, Answers]):
         number_Q = np.searchsorted(keys_U, asked.key_Q)
         match self._remembered[name]:
             case str():
-                answers = summed(asked, number_Q, *table.statistics_of(keys_U), all_count=not table.selective)
+                answers = summed(asked, number_Q, *table.overview.statistics_of(keys_U), all_count=not table.selective)
             case int() as last:
                 answers, *grown = extended(asked, number_Q, table.rows_of(keys_U), last)
                 self._change(name, asked.group, keys_U, *grown)

@@ -81,7 +81,7 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
     def _check(self, sent: JoinEvents) -> None:
         if self._table is None:
             raise InvalidShardCall("events of a join, and this shard joins nothing")
-        if (np.diff(sent.offset_Q1) > BYTES_OF_WORD * (self._table.num_weights - HEAD_WORDS)).any():
+        if (np.diff(sent.offset_Q1) > BYTES_OF_WORD * (self._table.rows.num_weights - HEAD_WORDS)).any():
             raise InvalidShardCall("an event of a join whose sample is longer than a row of this shard")
 
     def _answers_to(self, sent: Mapping[int, JoinEvents]) -> dict[int, JoinAnswers]:
@@ -96,7 +96,7 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
         expired = ended.chosen(np.flatnonzero(np.isin(ended.state_X, waited)))
         given_up_G = ended.samples.key_E[ended.state_X == EARLY]
         self._gone_G = np.concatenate([made.gone(), others_R])
-        self._changed = made.changed(table.num_weights)
+        self._changed = made.changed(table.rows.num_weights)
         shared, begin = _shares(expired, len(parts)), 0
         answers: dict[int, JoinAnswers] = {}
         given_up = np.bincount((given_up_G % np.uint64(len(parts))).astype(np.int64), minlength=len(parts))
@@ -114,7 +114,7 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
             raise InvalidShardCall(f"pass {version} closes, and only ranks {sorted(self._sent)} sent events to join")
         if self._table is not None and self._changed is not None:
             keys_C, rows_CD = self._changed
-            self._table.delete(self._gone_G)
+            self._table.deletions.forget(self._gone_G)
             one_C = np.ones(len(keys_C), np.float32)
             self._table.overwrite(keys_C, np.full(len(keys_C), JOIN_GROUP, np.uint16), rows_CD, one_C, version)
         self._changed = None

@@ -65,12 +65,17 @@ class TableSnapshots:
     deletions: Deletions
     halves: WorkSplitter
 
+    @property
+    def num_words(self) -> int:
+        """Words of a row in snapshots and stores."""
+        return HEAD + self.rows.width
+
     def take(self) -> TableSnapshot:
         """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
         with self.rows.moving:
             rows_U = self.dirty.take(self.rows.marks_R, self.rows.num_numbers)
             keys_U = allocate((len(rows_U),), np.uint64)
-            words_UW = allocate((len(rows_U), HEAD + self.rows.width), np.uint32)
+            words_UW = allocate((len(rows_U), self.num_words), np.uint32)
             bits, pack = self.rows.bits(), self.rows.floats.pack
             self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
             life = self.life.state  # before the deletions: a sweep that ends in between is repeated
@@ -89,10 +94,14 @@ class TableSnapshots:
         self,
         store: RowStore,
         rows_by_group: Mapping[int, int],
-        lives: Sequence[AgingState],
-        admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
+        lives: Sequence[AgingState] = (),
+        admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]] = (),
     ) -> None:
-        """Before any row exists: use `store` with its `num_rows` rows."""
+        """After a restore, into an empty table: use the committed rows of `store`, counted in `rows_by_group`.
+
+        `lives` and `admission` (with the first bucket of each) come from all parts of the commit. All rows are loaded
+        at once, or on demand if memory is bounded. Raises StoreDamaged if the counts of the store differ.
+        """
         self._load_facts(lives, admission)
         if isinstance(self.rows, RowCache):
             self.rows.stored.attach(store, sum(rows_by_group.values()))
@@ -117,7 +126,10 @@ class TableSnapshots:
     def begin_advance(
         self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> U64:
-        """After a restore, before the first pass: go on to a later commit."""
+        """After a restore, before the first pass: go on to a later commit. `lives` and `admission` as in `attach`.
+
+        Returns keys that were swept since the restore: they must be taken over, as the changed ones.
+        """
         self.begin_handed(lives, admission)
         return self.deletions.gone.drop_all()
 
@@ -131,8 +143,10 @@ class TableSnapshots:
         self._load_facts(lives, admission)
 
     def take_handed(self, keys_U: U64, words_UW: U32, gone_G: U64, gone_group_G: U16) -> None:
-        """Go on from the restored commit to the state that the shards before us handed over (`hand_over`), as if we had
-        trained to it: its rows are dirty."""
+        """Take over rows as if they had been changed, and deleted, here: the next commit writes them.
+
+        For unbounded memory. A key may be in both, and has a row then.
+        """
         assert not isinstance(self.rows, RowCache), "all rows are in memory"
         with self.rows.removing():
             rows_G = self.rows.look_up(gone_G[~np.isin(gone_G, keys_U)])
@@ -155,8 +169,11 @@ class TableSnapshots:
     def take_over(
         self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
     ) -> None:
-        """1. Remove the rows in memory. 2. Replace those of the store. 3. Count; load them where all
-        rows are in memory."""
+        """Replace the rows of unique keys, in memory and in `store`: those found have these words, the others go.
+
+        `swept_U`: the keys are among those of `begin_advance`. 1. Remove the rows in memory. 2. Replace those of the
+        store. 3. Count; load them where all rows are in memory.
+        """
         made_G, bounded = self.deletions.made_G, isinstance(self.rows, RowCache)
         with self.rows.still:
             with self.rows.removing():  # 1

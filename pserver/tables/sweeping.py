@@ -53,7 +53,7 @@ class _Count:
 
     def _run(self) -> None:
         try:
-            self._found = self._table.survey(self._shrink, lambda: self.called_off or self._stopping.is_set())
+            self._found = self._table.deletions.survey(self._shrink, lambda: self.called_off or self._stopping.is_set())
         except HeadraceError as error:
             self._found = error
         except Exception as error:  # noqa: BLE001  # a bug must reach the caller, too, or it would ask for ever
@@ -135,7 +135,7 @@ class Sweeper:
                     return
                 table = self._tables.popleft()
             try:
-                for _ in table.sweep():
+                for _ in table.deletions.sweep():
                     if self._stopping.is_set() or self._halting.is_set():
                         break
                     time.sleep(PAUSE_S)

@@ -9,17 +9,17 @@ A *selective* table, one with admission, makes a row only for an admitted key: a
 at its initial value. Its keys without a row read the table's default row: zeros, or a mark if that row is learnt.
 
 pserver.rows.table_rows holds the rows; pserver.rows.row_cache decides which are in memory, and nothing here depends on
-it. pserver.lifecycle.aging ages rows, pserver.lifecycle.deletions deletes them, pserver.tables.snapshots copies them
-for commits, pserver.tables.table_overview reads all of them or one.
+it. pserver.lifecycle.aging ages rows. Other parts have callers of their own: `deletions` sweeps and surveys,
+`snapshots` copies rows for commits, `overview` reads all of them or one.
 
-Threads: any number may reserve, find and release. The step's thread calls gather, apply, close, operate and snapshot.
-Any thread may settle, sweep, survey and explain.
+Threads: any number may reserve, find and release rows. The step's thread calls gather, apply, close, operate and
+`snapshots.take`. Any thread may settle a snapshot, sweep, survey and explain.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.feed.table_changes import TableFeed
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.lifecycle.deletions import Deletions, by_group
-from headrace.pserver.protocol.commit_parts import AgingState
 from headrace.pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
@@ -37,7 +36,6 @@ from headrace.pserver.protocol.table_operations import (
     ForgetRow,
     SetTables,
     ShrinkRows,
-    ShrinkSurvey,
     TableOperation,
 )
 from headrace.pserver.protocol.wire import is_exact
@@ -45,12 +43,10 @@ from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from headrace.pserver.rows.dirty_rows import DirtyRows
 from headrace.pserver.rows.row_cache import RowCache
-from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.slab import Slab
 from headrace.pserver.rows.split_work import WorkSplitter
 from headrace.pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
-from headrace.pserver.store.row_store import RowStore, RowWriter
 from headrace.pserver.tables.snapshots import TableSnapshot as TableSnapshot
 from headrace.pserver.tables.snapshots import TableSnapshots
 from headrace.pserver.tables.table_overview import TableOverview
@@ -76,20 +72,26 @@ class ShardTable:
         self.name, self.section = name, section
         self._groups = dict(groups or {})
         settings, self._halves = RowSettings.of(section, self._groups), WorkSplitter(pool)
-        self._dirty, self._life = DirtyRows(), TableAging(section, self._groups)
-        self._deletions = Deletions(self._life, self._dirty)
-        self._rows = self._deletions.rows = self._rows_of(settings, seed)
-        self._selection = SlotAdmission(settings.classes, int(self._rows.seed), buckets)
-        parts = self._rows, self._life, self._selection
-        self._snapshots = TableSnapshots(name, *parts, self._dirty, self._deletions, self._halves)
-        self._overview = TableOverview.of(*parts, self._deletions, self._halves)
-        self.feed = TableFeed(self._rows, self._life, self._deletions)
+        self._life = TableAging(section, self._groups)
+        self.dirty = DirtyRows()
+        """The rows changed since the last commit."""
+        self.deletions = Deletions(self._life, self.dirty)
+        """Deleted rows, and the numbers of rows."""
+        self.rows = self.deletions.rows = self._rows_of(settings, seed)
+        """The rows in memory, found and reserved by key."""
+        self._selection = SlotAdmission(settings.classes, int(self.rows.seed), buckets)
+        parts = self.rows, self._life, self._selection
+        self.snapshots = TableSnapshots(name, *parts, self.dirty, self.deletions, self._halves)
+        """The table in commits."""
+        self.overview = TableOverview.of(*parts, self.deletions, self._halves, words=is_exact(name))
+        """The table for readers: its digest, and single rows."""
+        self.feed = TableFeed(self.rows, self._life, self.deletions)
         """The changes for subscribers of the live feed."""
-        self._deletions.on_deleted = self.feed.note_deleted
+        self.deletions.on_deleted = self.feed.note_deleted
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
-        self._made_before_G = self._deletions.made_G.copy()
+        self._made_before_G = self.deletions.made_G.copy()
         self.num_admitted = 0
         """Keys of a selective table that got a row since the start."""
 
@@ -103,49 +105,13 @@ class ShardTable:
             self.section.memory,
             waiting=self._num_waiting,
             touched=lambda: self._num_touched,
-            is_deleted=self._deletions.is_deleted,
+            is_deleted=self.deletions.is_deleted,
         )
-
-    @property
-    def width(self) -> int:
-        """W: floats of a row in commits."""
-        return self._rows.width
-
-    @property
-    def num_weights(self) -> int:
-        """D: floats of a row that a model reads."""
-        return self._rows.num_weights
-
-    @property
-    def num_words(self) -> int:
-        """Words of a row in snapshots and stores."""
-        return HEAD + self.width
 
     @property
     def selective(self) -> bool:
         """Whether some keys need admission to get a row."""
         return bool(self._selection)
-
-    # --- keys to row numbers -------------------------------------------------------------------------------------
-
-    def find(self, keys_U: U64) -> I32:
-        """Row number of each key, valid until `release`; EMPTY for a key without one."""
-        return self._rows.find(keys_U)
-
-    def find_ahead(self, keys_U: U64) -> I32:
-        """As `find`, for a batch of a selective table that will learn; `read_again` finds the keys left out."""
-        return self._rows.find_ahead(keys_U)
-
-    def reserve(self, keys_U: U64, group_U: U16) -> I32:
-        """Row number of each key, valid until `release`; a key without one gets one, at its initial value.
-
-        Raises OutOfMemory if memory is bounded and full of rows that wait for a commit or a step.
-        """
-        return self._rows.reserve(keys_U, group_U)
-
-    def release(self, rows_U: I32) -> None:
-        """Release the numbers that a batch got from `find` or `reserve`. Once a batch."""
-        self._rows.release(rows_U)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -154,21 +120,21 @@ class ShardTable:
 
         A key that gets a row before this batch is pushed is known at its push: see `admit`.
         """
-        self._deletions.purge(rows_U)
+        self.deletions.purge(rows_U)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if len(unknown_U):
-            found_U = self._rows.find(keys_U[unknown_U])
+            found_U = self.rows.find(keys_U[unknown_U])
             rows_U[unknown_U] = found_U
-            self._rows.hand_over(found_U, rows_U)
-            self._deletions.purge(found_U)
-        changed_R = self._rows.columns["changed_version"]
+            self.rows.hand_over(found_U, rows_U)
+            self.deletions.purge(found_U)
+        changed_R = self.rows.columns["changed_version"]
         present_U = (rows_U != kernels.EMPTY) & (changed_R[np.maximum(rows_U, 0)] != 0)
         return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
 
     def gather(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
         """(U, D) weights of rows, none of them EMPTY, in an array made by `empty`."""
-        self._deletions.purge(rows_U)
-        out_UD, gather = empty(len(rows_U), self.num_weights), self._rows.floats.gather
+        self.deletions.purge(rows_U)
+        out_UD, gather = empty(len(rows_U), self.rows.num_weights), self.rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
 
@@ -177,24 +143,24 @@ class ShardTable:
 
         With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
         """
-        out_UD = empty(len(rows_U), self.num_weights)
-        self._deletions.purge(rows_U)
-        with self._rows.moving:
-            self._rows.floats.gather_present(self._rows.columns["changed_version"], rows_U, out_UD)
+        out_UD = empty(len(rows_U), self.rows.num_weights)
+        self.deletions.purge(rows_U)
+        with self.rows.moving:
+            self.rows.floats.gather_present(self.rows.columns["changed_version"], rows_U, out_UD)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if keys_U is not None and len(unknown_U):
-            again_UD = np.empty((len(unknown_U), self.num_weights), np.float32)
-            self._rows.gather_present(keys_U[unknown_U], again_UD, self._deletions.purge_within)
+            again_UD = np.empty((len(unknown_U), self.rows.num_weights), np.float32)
+            self.rows.gather_present(keys_U[unknown_U], again_UD, self.deletions.purge_within)
             out_UD[unknown_U] = again_UD
         return out_UD
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
         """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
         grads_UD = self._scaled(push, batch_samples)
-        with self._rows.moving:
-            self._rows.open_version = version
-            group_R, learn = self._rows.columns["group"], self._rows.floats.learn
-            self._life.bring(self._deletions.statistics(), rows_U, version)
+        with self.rows.moving:
+            self.rows.open_version = version
+            group_R, learn = self.rows.columns["group"], self.rows.floats.learn
+            self._life.bring(self.deletions.statistics(), rows_U, version)
             self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
             self._record(rows_U, push, version)
 
@@ -213,42 +179,33 @@ class ShardTable:
 
     def rows_of(self, keys_U: U64) -> F32:
         """(U, D) present weights of keys, for a table that no step learns; zeros without a row. Any thread."""
-        rows_U = self.find(keys_U)
+        rows_U = self.rows.find(keys_U)
         try:
             return self.gather_present(frozen(rows_U))
         finally:
-            self.release(rows_U)
-
-    def statistics_of(self, keys_U: U64) -> tuple[NDArray[np.bool_], F32]:
-        """(U,) which keys have a row, and (U, 2) shows and clicks of these now; 0 without a row. Any thread, while no
-        step is applied. Loads nothing into memory."""
-        return self._overview.statistics_of(keys_U)
+            self.rows.release(rows_U)
 
     def first_words(self, num_words: int) -> tuple[U64, U32]:
         """Keys of all rows, in any order, and (U, `num_words`) the first words of their weights: for a table that no
         step learns, in unbounded memory; on the step's thread."""
-        with self._rows.moving:
-            assert isinstance(self._rows.floats, Slab), "no vector joins later"
-            rows_U = np.flatnonzero(self._rows.columns["changed_version"][: self._rows.num_numbers])
-            words_UW = self._rows.floats.slab_RW[rows_U, :num_words].view(np.uint32)
-            return self._rows.columns["keys"][rows_U], words_UW
-
-    def delete(self, keys_U: U64) -> None:
-        """Delete rows that the open pass has not changed, for a table that no step learns; before its close."""
-        self._deletions.forget(keys_U)
+        with self.rows.moving:
+            assert isinstance(self.rows.floats, Slab), "no vector joins later"
+            rows_U = np.flatnonzero(self.rows.columns["changed_version"][: self.rows.num_numbers])
+            words_UW = self.rows.floats.slab_RW[rows_U, :num_words].view(np.uint32)
+            return self.rows.columns["keys"][rows_U], words_UW
 
     def overwrite(self, keys_U: U64, group_U: U16, rows_UD: F32, show_U: F32, version: int) -> None:
         """Write the weights of unique keys, bit for bit, for a table that no step learns; before the close of
         `version`. `show_U` is added to their shows."""
-        rows_U = self._rows.reserve(keys_U, group_U)
-        self._deletions.purge(frozen(rows_U))
-        with self._rows.moving:
-            assert isinstance(self._rows.floats, Slab), "no vector joins later"
-            self._rows.open_version = version
-            self._life.bring(self._deletions.statistics(), frozen(rows_U), version)
-            self._rows.floats.put(rows_U, rows_UD)
+        rows_U = self.rows.reserve(keys_U, group_U)
+        self.deletions.purge(frozen(rows_U))
+        with self.rows.moving:
+            assert isinstance(self.rows.floats, Slab), "no vector joins later"
+            self.rows.open_version = version
+            self._life.bring(self.deletions.statistics(), frozen(rows_U), version)
+            self.rows.floats.put(rows_U, rows_UD)
             self._record(frozen(rows_U), Gradients(rows_UD, show_U, np.zeros_like(show_U)), version)
-        self._rows.release(rows_U)
+        self.rows.release(rows_U)
 
     def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int, since: int) -> None:
         """For a selective table: count one step's merged records of unique keys without rows.
@@ -265,11 +222,11 @@ class ShardTable:
         self._unadmitted += len(keys_U) - len(chosen_A)
         if len(chosen_A):
             self.num_admitted += len(chosen_A)
-            rows_A = self._rows.reserve(keys_U[chosen_A], group_U[chosen_A])
-            with self._rows.moving:
-                self._rows.open_version = version
+            rows_A = self.rows.reserve(keys_U[chosen_A], group_U[chosen_A])
+            with self.rows.moving:
+                self.rows.open_version = version
                 self._record(frozen(rows_A), push.chosen(chosen_A), version)
-            self._rows.release(rows_A)
+            self.rows.release(rows_A)
 
     def _record_late(self, keys_U: U64, push: Gradients, version: int) -> NDArray[np.bool_]:
         """Add the statistics of those keys that have a row by now; returns (U,) which ones."""
@@ -278,18 +235,18 @@ class ShardTable:
         late_L = np.flatnonzero(late_U)
         if len(late_L):
             rows_L = frozen(rows_U[late_L])
-            with self._rows.moving:
-                self._rows.open_version = version
-                self._life.bring(self._deletions.statistics(), rows_L, version)
+            with self.rows.moving:
+                self.rows.open_version = version
+                self._life.bring(self.deletions.statistics(), rows_L, version)
                 self._record(rows_L, push.chosen(late_L), version)
-        self._rows.release(rows_U)
+        self.rows.release(rows_U)
         return late_U
 
     def _record(self, rows_U: I32, push: Gradients, version: int) -> None:
         room = self._num_touched + len(rows_U)
         if room > len(self._touched):
             self._touched = grown(self._touched, self._num_touched, max(room, 2 * len(self._touched)))
-        columns = tuple(self._rows.columns[c] for c in ("show", "click", "delta_score", "changed_version", "group"))
+        columns = tuple(self.rows.columns[c] for c in ("show", "click", "delta_score", "changed_version", "group"))
         coefficients = np.float32(self.section.nonclk_coeff), np.float32(self.section.click_coeff)
         self._num_touched, made = kernels.record(
             rows_U,
@@ -298,19 +255,19 @@ class ShardTable:
             *coefficients,
             np.uint32(version),
             columns,
-            self._deletions.made_G,
+            self.deletions.made_G,
             self._touched,
             self._num_touched,
         )
         self._new_rows += made
-        self._rows.floats.join(rows_U, self._rows.columns, *coefficients)
+        self.rows.floats.join(rows_U, self.rows.columns, *coefficients)
 
     # --- passes ------------------------------------------------------------------------------------------------------
 
     def open_pass(self) -> None:
         """Begin a pass: no rows touched, none new."""
         self._num_touched = self._new_rows = self._unadmitted = 0
-        self._made_before_G = self._deletions.made_G.copy()
+        self._made_before_G = self.deletions.made_G.copy()
 
     def close_pass(self, day: int) -> int:
         """Close a pass: advance to `day` with its ticks, set it on the touched rows, and mark them dirty.
@@ -319,12 +276,12 @@ class ShardTable:
         """
         touched, before = self._touched[: self._num_touched], self._life.day
         self._life.tick(day)
-        with self._rows.moving:
-            self._life.close(self._deletions.statistics(), touched, before)
-            self._dirty.touch(self._rows.marks_R, touched)
+        with self.rows.moving:
+            self._life.close(self.deletions.statistics(), touched, before)
+            self.dirty.touch(self.rows.marks_R, touched)
             self.feed.note_changed(touched)  # before operations, which report the rows they delete
-            self._num_touched, self._rows.open_version = 0, NO_VERSION
-            return self._overview.digest_of(touched)
+            self._num_touched, self.rows.open_version = 0, NO_VERSION
+            return self.overview.digest_of(touched)
 
     # --- operations ------------------------------------------------------------------------------------------------
 
@@ -338,7 +295,7 @@ class ShardTable:
             case ForgetRow(key=key):
                 keys_U = np.array([key], np.uint64)
                 self._selection.forget(keys_U)
-                self._deletions.forget(keys_U)
+                self.deletions.forget(keys_U)
             case SetTables(tables=tables):
                 self._set(TableSection.model_validate(tables[self.name]))
             case ExportCut():
@@ -349,129 +306,26 @@ class ShardTable:
     def _set(self, section: TableSection) -> None:
         self.section = section
         settings = RowSettings.of(section, self._groups)
-        self._rows.set(settings)
+        self.rows.set(settings)
         self._life.set(section, self._groups)
         if restarted := self._selection.set(settings.classes):
             log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
 
-    @property
-    def sweeping(self) -> bool:
-        """Whether rows that a shrink deleted are still to be removed."""
-        return bool(self._life.shrinks)
-
-    def when_swept(self, act: Callable[[], None]) -> None:
-        """Call `act` whenever no shrink has rows left to remove, on the thread that removed the last."""
-        self._deletions.on_swept = act
-
-    def sweep(self) -> Iterator[None]:
-        """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
-        return self._deletions.sweep()
-
-    def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
-        """The rows that `shrink` would delete now, among those that the open pass has not changed."""
-        return self._deletions.survey(shrink, stopping)
-
-    def explain(self, key: int, group: int) -> dict[str, Any]:
-        """Everything known about a key on this shard, as of its last push; JSON-able.
-
-        "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
-        "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
-        if it is never seen again). Of histories and counters also "words": the weights as bits.
-        "admission": the state of each entry; [] without entries.
-        """
-        return self._overview.explain(key, group, words=is_exact(self.name))
-
-    # --- commits ---------------------------------------------------------------------------------------------------
-
-    @property
-    def num_dirty(self) -> int:
-        """Rows changed by closed passes, neither committed nor in flight."""
-        return self._dirty.num_dirty
-
     def _num_waiting(self) -> int:
         """Rows that commits must copy: those in flight, and those changed since, including the open pass."""
-        return self._dirty.num_in_flight + self.num_dirty + self._num_touched
-
-    def snapshot(self) -> TableSnapshot:
-        """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
-        return self._snapshots.take()
-
-    def settle(self, committed: bool) -> None:
-        """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
-        self._snapshots.settle(committed)
-
-    def attach(
-        self,
-        store: RowStore,
-        rows_by_group: Mapping[int, int],
-        lives: Sequence[AgingState] = (),
-        admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]] = (),
-    ) -> None:
-        """After a restore, into an empty table: use the committed rows of `store`, counted in `rows_by_group`.
-
-        `lives` and `admission` (with the first bucket of each) come from all parts of the commit. All rows are loaded
-        at once, or on demand if memory is bounded. Raises StoreDamaged if the counts of the store differ.
-        """
-        self._snapshots.attach(store, rows_by_group, lives, admission)
-
-    def begin_advance(
-        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
-    ) -> U64:
-        """After a restore, before the first pass: go on to a later commit. `lives` and `admission` as in `attach`.
-
-        Returns keys that were swept since the restore: they must be taken over, as the changed ones.
-        """
-        return self._snapshots.begin_advance(lives, admission)
-
-    def take_over(
-        self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
-    ) -> None:
-        """Replace the rows of unique keys, in memory and in `store`: those found have these words, the others go.
-
-        `swept_U`: the keys are among those of `begin_advance`.
-        """
-        self._snapshots.take_over(store, keys_U, swept_U, found_U, words_FW)
-
-    def begin_handed(
-        self, lives: Sequence[AgingState], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
-    ) -> None:
-        """After a restore, before the first pass: go on to a state that was handed over. Arguments as in `attach`."""
-        self._snapshots.begin_handed(lives, admission)
-
-    def take_handed(self, keys_U: U64, words_UW: U32, gone_G: U64, gone_group_G: U16) -> None:
-        """Take over rows as if they had been changed, and deleted, here: the next commit writes them.
-
-        For unbounded memory. A key may be in both, and has a row then.
-        """
-        self._snapshots.take_handed(keys_U, words_UW, gone_G, gone_group_G)
-
-    # --- all rows -----------------------------------------------------------------------------------------------------
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that were pushed at least once."""
-        return self._deletions.num_rows
-
-    @property
-    def rows_by_group(self) -> dict[int, int]:
-        """Number of rows by slot group."""
-        return self._deletions.rows_by_group
-
-    def digest(self) -> int:
-        """128-bit hash over all rows and the counts of admission."""
-        return self._overview.digest()
+        return self.dirty.num_in_flight + self.dirty.num_dirty + self._num_touched
 
     def stats(self) -> TableStats:
         """Counts; memory is that of numbered rows and of the index. Once not sweeping, all deleted rows are gone."""
-        sweeping = self.sweeping  # asked first: another thread may remove the last deleted rows meanwhile
+        sweeping = self.deletions.sweeping  # asked first: another thread may remove the last deleted rows meanwhile
         return TableStats(
-            self.num_rows,
-            self._rows.num_bytes,
+            self.deletions.num_rows,
+            self.rows.num_bytes,
             self._new_rows,
-            self.rows_by_group,
-            dirty_rows=self.num_dirty,
-            max_dirty_rows=self._rows.max_dirty,
+            self.deletions.rows_by_group,
+            dirty_rows=self.dirty.num_dirty,
+            max_dirty_rows=self.rows.max_dirty,
             sweeping=sweeping,
             unadmitted=self._unadmitted,
-            new_by_group=by_group(self._deletions.made_G - self._made_before_G),
+            new_by_group=by_group(self.deletions.made_G - self._made_before_G),
         )

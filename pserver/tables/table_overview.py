@@ -33,13 +33,22 @@ class TableOverview:
     halves: WorkSplitter
     multipliers: U64
     """The multipliers of a row's digest: see pserver.rows.digest."""
+    words: bool
+    """Whether weights are bits, which `explain` then tells, too."""
 
     @classmethod
     def of(
-        cls, rows: RowArrays, life: TableAging, selection: SlotAdmission, deletions: Deletions, halves: WorkSplitter
+        cls,
+        rows: RowArrays,
+        life: TableAging,
+        selection: SlotAdmission,
+        deletions: Deletions,
+        halves: WorkSplitter,
+        *,
+        words: bool,
     ) -> "TableOverview":
         """The view of one table."""
-        return cls(rows, life, selection, deletions, halves, multipliers_of(rows.width))
+        return cls(rows, life, selection, deletions, halves, multipliers_of(rows.width), words)
 
     def digest(self) -> int:
         """128-bit hash over all present rows and the counts of admission."""
@@ -69,8 +78,14 @@ class TableOverview:
         unpack(frozen(words_UW), rows_U, 0, len(rows_U), *bits_of(slab_UW, columns))
         return join(*digest_rows(*bits_of(slab_UW, columns), rows_U, self.multipliers))
 
-    def explain(self, key: int, group: int, *, words: bool = False) -> dict[str, Any]:
-        """`words`: the weights as bits, too."""
+    def explain(self, key: int, group: int) -> dict[str, Any]:
+        """Everything known about a key on this shard, as of its last push; JSON-able.
+
+        "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
+        "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
+        if it is never seen again). Of histories and counters also "words": the weights as bits.
+        "admission": the state of each entry; [] without entries.
+        """
         facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
         facts["admission"] = self.selection.explain(key, group, self.life.day)
         words_UW = self._words_of(np.array([key], np.uint64))
@@ -78,7 +93,7 @@ class TableOverview:
             return facts
         statistics, num_weights = RowStatistics.of_words(words_UW), self.rows.num_weights
         bits = words_UW[0, HEAD : HEAD + num_weights].tolist()
-        facts |= {"words": bits} if words else {}
+        facts |= {"words": bits} if self.words else {}
         return facts | {
             "row": True,
             "show": float(statistics.show[0]),
@@ -94,7 +109,8 @@ class TableOverview:
         }
 
     def statistics_of(self, keys_U: U64) -> tuple[NDArray[np.bool_], F32]:
-        """(U,) which keys have a row, and (U, 2) shows and clicks of these now; 0 without a row."""
+        """(U,) which keys have a row, and (U, 2) shows and clicks of these now; 0 without a row. Any thread, while no
+        step is applied. Loads nothing into memory."""
         found_U, value_U2 = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), 2), np.float32)
         for begin in range(0, len(keys_U), KEYS_AT_ONCE):
             keys_P = keys_U[begin : begin + KEYS_AT_ONCE]

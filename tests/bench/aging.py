@@ -109,12 +109,12 @@ class Ageing:
     @property
     def sweeping(self) -> bool:
         """Whether rows are still to be removed."""
-        return filled.table_of(self.shards).sweeping
+        return filled.table_of(self.shards).deletions.sweeping
 
     @property
     def num_rows(self) -> int:
         """Rows that the table counts."""
-        return filled.table_of(self.shards).num_rows
+        return filled.table_of(self.shards).deletions.num_rows
 
 
 def timed(act: Callable[[], object]) -> float:

@@ -24,7 +24,7 @@ SLOT_OF = {group: slot for slot, group in GROUPS.items()}
 
 TOLD = ("weights", "score", "delta_score", "unseen_days", "changed_version")
 Told = dict[str, Any]
-"""What the shards tell of a row: see pserver.tables.table.ShardTable.explain."""
+"""What the shards tell of a row: see pserver.tables.table_overview.TableOverview.explain."""
 Rows = dict[int, tuple[Any, ...]]
 """By key: slot, and the bytes of weight, vector and scale, as the files have them."""
 

@@ -312,10 +312,10 @@ def learn(table, number, signs, forgotten):
     some = w.keys(*signs) if signs else Keys(np.empty(0, np.uint64), np.empty(0, np.uint16))
     table.open_pass()
     if signs:
-        rows_U = frozen(table.reserve(some.keys_U, some.group_U))
+        rows_U = frozen(table.rows.reserve(some.keys_U, some.group_U))
         push = w.push_of(some, 3, number)
         table.apply(rows_U, Gradients(*map(frozen, (push.grads_UD, push.show_U, push.click_U))), 1, number)
-        table.release(rows_U)
+        table.rows.release(rows_U)
     table.close_pass(number)
     for sign in forgotten:
         table.operate(ForgetRow(table="t", group=1, key=int(w.keys(sign).keys_U[0])), number)
@@ -323,15 +323,15 @@ def learn(table, number, signs, forgotten):
 
 def written(table, store):
     """Commit the changes of a table; returns their keys, and what a manifest has of the table."""
-    taken = table.snapshot()
+    taken = table.snapshots.take()
     store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
-    table.settle(True)
+    table.snapshots.settle(True)
     return np.union1d(taken.keys_U, taken.deleted_keys_U), dict(taken.rows_by_group), taken.life
 
 
 def attached(store, facts, memory):
     table = ShardTable("t", SECTION.model_copy(update={"memory": memory}), 1)
-    table.attach(store, facts[1], [facts[2]])
+    table.snapshots.attach(store, facts[1], [facts[2]])
     return table
 
 
@@ -346,7 +346,7 @@ def copy_of(store):
 @settings(max_examples=40, deadline=None)
 @given(before=CHANGES, between=CHANGES)
 def test_any_changes_of_a_table_are_taken_over(memory, before, between):
-    table, store = ShardTable("t", SECTION, 1), MemoryRowStore(ShardTable("t", SECTION, 1).num_words)
+    table, store = ShardTable("t", SECTION, 1), MemoryRowStore(ShardTable("t", SECTION, 1).snapshots.num_words)
     for number, (signs, forgotten) in enumerate(before, start=1):
         learn(table, number, signs, forgotten)
     facts = written(table, store)
@@ -355,14 +355,18 @@ def test_any_changes_of_a_table_are_taken_over(memory, before, between):
     for number, (signs, forgotten) in enumerate(between, start=len(before) + 1):
         learn(table, number, signs, forgotten)
     changed_U, *facts = written(table, store)
-    swept_U = advanced.begin_advance([facts[1]], [])
+    swept_U = advanced.snapshots.begin_advance([facts[1]], [])
     assert not len(swept_U)
-    advanced.take_over(own, changed_U, np.zeros(len(changed_U), np.bool_), *store.get(changed_U))
+    advanced.snapshots.take_over(own, changed_U, np.zeros(len(changed_U), np.bool_), *store.get(changed_U))
     restored = attached(copy_of(store), (changed_U, *facts), memory)
     for each in (advanced, restored):
-        assert (each.digest(), each.rows_by_group, each.num_dirty) == (table.digest(), table.rows_by_group, 0)
+        assert (each.overview.digest(), each.deletions.rows_by_group, each.dirty.num_dirty) == (
+            table.overview.digest(),
+            table.deletions.rows_by_group,
+            0,
+        )
     (kept, kept_words), (there, there_words) = (next(each.scan(), (np.empty(0), np.empty(0))) for each in (own, store))
     assert kept.tolist() == there.tolist() and (kept_words == there_words).all()
     for each in (advanced, restored):
         learn(each, 99, [1, 2, 40], [2])
-    assert advanced.digest() == restored.digest()
+    assert advanced.overview.digest() == restored.overview.digest()

@@ -27,7 +27,7 @@ class World:
     def __init__(self):
         self.table = ShardTable("t", TableSection(dim=2, delete_below=0.5), 1)
         self.feed = ShardFeed({"t": self.table.feed})
-        self.table.when_swept(self.feed.swept)
+        self.table.deletions.on_swept = self.feed.swept
         self.version = 0
 
     def learn(self, *signs, clicks=True):
@@ -35,12 +35,12 @@ class World:
         self.version += 1
         self.table.open_pass()
         batch = keys(*signs)
-        rows = self.table.reserve(batch.keys_U, batch.group_U)
+        rows = self.table.rows.reserve(batch.keys_U, batch.group_U)
         self.table.gather(rows)
         push = push_of(batch, 3, self.version, clicks)
         push.click_U[:] = clicks
         self.table.apply(rows, push, 1, self.version)
-        self.table.release(rows)
+        self.table.rows.release(rows)
         self.close()
 
     def close(self):
@@ -54,7 +54,7 @@ class World:
         return subscription, base
 
     def sweep(self):
-        for _ in self.table.sweep():
+        for _ in self.table.deletions.sweep():
             pass
 
 

@@ -36,9 +36,9 @@ class World:
 
     def __init__(self, bounded):
         self.bounded, self.version = bounded, 0
-        self.store = MemoryRowStore(ShardTable("t", SECTION, 1).num_words)
+        self.store = MemoryRowStore(ShardTable("t", SECTION, 1).snapshots.num_words)
         self.table = self.made()
-        self.table.attach(self.store, {})
+        self.table.snapshots.attach(self.store, {})
 
     def made(self):
         section = SECTION.model_copy(update={"memory": 8 << 20}) if self.bounded else SECTION
@@ -46,7 +46,7 @@ class World:
             return ShardTable("t", section, 1)
 
     def reserve(self, keys_U):
-        return frozen(self.table.reserve(frozen(keys_U), np.zeros(len(keys_U), np.uint16)))
+        return frozen(self.table.rows.reserve(frozen(keys_U), np.zeros(len(keys_U), np.uint16)))
 
     def push(self, rows_U):
         one_U, grads_UD = frozen(np.ones(len(rows_U), np.float32)), frozen(np.ones((len(rows_U), 4), np.float32))
@@ -58,7 +58,7 @@ class World:
         self.table.open_pass()
         self.table.gather(rows_U)
         self.push(rows_U)
-        self.table.release(rows_U)
+        self.table.rows.release(rows_U)
         self.table.close_pass(day)
 
     def forget(self, *keys):
@@ -70,32 +70,32 @@ class World:
         self.table.operate(operation, self.version)
 
     def write(self):
-        taken = self.table.snapshot()
+        taken = self.table.snapshots.take()
         self.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
         assert sum(taken.rows_by_group.values()) == len(self.store._rows)
         return taken
 
     def commit(self):
         taken = self.write()
-        self.table.settle(True)
+        self.table.snapshots.settle(True)
         return taken
 
     def present(self, keys_U=ALL_KEYS):
         """Keys that read as rows, and are told of as such."""
         found = []
         for key in keys_U:
-            rows_U = frozen(self.table.find(np.array([key], np.uint64)))
+            rows_U = frozen(self.table.rows.find(np.array([key], np.uint64)))
             if self.table.gather_present(rows_U, np.array([key], np.uint64)).any():
                 found.append(key)
-            self.table.release(rows_U)
-        assert found == [key for key in keys_U if self.table.explain(int(key), 0)["row"]]
+            self.table.rows.release(rows_U)
+        assert found == [key for key in keys_U if self.table.overview.explain(int(key), 0)["row"]]
         return found
 
     def restored(self):
         """A table that begins with the commit of now."""
         taken = self.commit()
         self.table = self.made()
-        self.table.attach(self.store, taken.rows_by_group, [taken.life])
+        self.table.snapshots.attach(self.store, taken.rows_by_group, [taken.life])
 
 
 def test_a_row_that_a_batch_holds_keeps_its_number_and_starts_anew(world):
@@ -103,20 +103,20 @@ def test_a_row_that_a_batch_holds_keeps_its_number_and_starts_anew(world):
     world.learn(ALL_KEYS[:3])
     rows_U = world.reserve(ALL_KEYS[:1])
     world.forget(*ALL_KEYS[:3])
-    assert world.table.num_rows == world.table.num_dirty == world.table.digest() == 0
+    assert world.table.deletions.num_rows == world.table.dirty.num_dirty == world.table.overview.digest() == 0
     assert (world.table.gather(rows_U) == born_UD).all() and (world.reserve(ALL_KEYS[:1]) == rows_U).all()
     world.version += 1
     world.push(rows_U)
-    assert world.present() == [ALL_KEYS[0]] and world.table.num_rows == 1
+    assert world.present() == [ALL_KEYS[0]] and world.table.deletions.num_rows == 1
 
 
 def test_unheld_numbers_are_reused(world):
     for begin in range(0, 60, 10):
         world.learn(ALL_KEYS[begin : begin + 10])
         world.forget(*ALL_KEYS[begin : begin + 10])
-    assert world.table._rows.num_numbers == 10 and world.table.num_rows == 0
+    assert world.table.rows.num_numbers == 10 and world.table.deletions.num_rows == 0
     world.learn(ALL_KEYS[:20])
-    assert world.table._rows.num_numbers == 20 and world.present() == [*ALL_KEYS[:20]]
+    assert world.table.rows.num_numbers == 20 and world.present() == [*ALL_KEYS[:20]]
 
 
 def test_a_commit_lacks_rows_deleted_before_it_and_the_next_one_deletes_later_ones(world):
@@ -126,36 +126,36 @@ def test_a_commit_lacks_rows_deleted_before_it_and_the_next_one_deletes_later_on
     assert sorted(world.store._rows) == [*ALL_KEYS[1:10]]
     world.forget(ALL_KEYS[1])
     assert world.commit().gone()[0].tolist() == [ALL_KEYS[1]] and sorted(world.store._rows) == [*ALL_KEYS[2:10]]
-    assert not len(world.table.snapshot().gone()[0])
+    assert not len(world.table.snapshots.take().gone()[0])
 
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("made_again", [True, False])
 def test_a_row_deleted_while_in_flight_stays_deleted_with_or_without_the_commit(world, committed, made_again):
     world.learn(ALL_KEYS[:4])
-    taken = world.table.snapshot()
+    taken = world.table.snapshots.take()
     assert len(taken.keys_U) == 4
     world.forget(*ALL_KEYS[:2])
     if made_again:
         world.learn(ALL_KEYS[:1])
     if committed:
         world.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
-    world.table.settle(committed)
+    world.table.snapshots.settle(committed)
     expected = [*ALL_KEYS[0 if made_again else 2 : 1], *ALL_KEYS[2:4]]
-    assert world.present() == expected and world.table.num_rows == len(expected)
-    before = world.table.digest()
+    assert world.present() == expected and world.table.deletions.num_rows == len(expected)
+    before = world.table.overview.digest()
     world.restored()
-    assert sorted(world.store._rows) == expected == world.present() and world.table.digest() == before
+    assert sorted(world.store._rows) == expected == world.present() and world.table.overview.digest() == before
 
 
 def test_a_deletion_whose_commit_fails_is_in_the_next(world):
     world.learn(ALL_KEYS[:4])
     world.commit()
     world.forget(*ALL_KEYS[:2])
-    assert len(world.table.snapshot().gone()[0]) == 2
+    assert len(world.table.snapshots.take().gone()[0]) == 2
     world.forget(ALL_KEYS[2])
     world.learn(ALL_KEYS[:1])
-    world.table.settle(False)
+    world.table.snapshots.settle(False)
     taken = world.commit()
     assert sorted(taken.gone()[0]) == [*ALL_KEYS[1:3]] and sorted(world.store._rows) == [ALL_KEYS[0], ALL_KEYS[3]]
 
@@ -164,19 +164,23 @@ def test_rows_of_a_shrink_are_absent_at_once_and_come_back_as_new(world):
     world.learn(ALL_KEYS[:20])
     world.commit()
     born_UD = ShardTable("t", SECTION, 1)
-    born_UD = born_UD.gather(frozen(born_UD.reserve(ALL_KEYS[:5], np.zeros(5, np.uint16))))
+    born_UD = born_UD.gather(frozen(born_UD.rows.reserve(ALL_KEYS[:5], np.zeros(5, np.uint16))))
     world.shrink()
-    assert world.table.sweeping and world.present() == [] and world.table.digest() == 0
+    assert world.table.deletions.sweeping and world.present() == [] and world.table.overview.digest() == 0
     rows_U = world.reserve(ALL_KEYS[:5])
     assert (world.table.gather(rows_U) == born_UD).all()
-    world.table.release(rows_U)
+    world.table.rows.release(rows_U)
     world.learn(ALL_KEYS[:3])
     assert world.present() == [*ALL_KEYS[:3]]
-    before = world.table.digest()
-    run(world.table.sweep())
-    assert not world.table.sweeping and world.table.digest() == before and world.table.num_rows == 3
+    before = world.table.overview.digest()
+    run(world.table.deletions.sweep())
+    assert (
+        not world.table.deletions.sweeping
+        and world.table.overview.digest() == before
+        and world.table.deletions.num_rows == 3
+    )
     world.restored()
-    assert sorted(world.store._rows) == [*ALL_KEYS[:3]] and world.table.digest() == before
+    assert sorted(world.store._rows) == [*ALL_KEYS[:3]] and world.table.overview.digest() == before
 
 
 def test_stored_rows_deleted_by_a_shrink_leave_with_the_next_commit_without_being_loaded():
@@ -186,10 +190,10 @@ def test_stored_rows_deleted_by_a_shrink_leave_with_the_next_commit_without_bein
         world.commit()
     world.restored()
     world.shrink()
-    assert (world.table.find(ALL_KEYS[:20]) == EMPTY).all() and world.table.num_rows == 40
+    assert (world.table.rows.find(ALL_KEYS[:20]) == EMPTY).all() and world.table.deletions.num_rows == 40
     world.learn(ALL_KEYS[:2])
-    run(world.table.sweep())
-    assert world.table.num_rows == 2 and len(world.store._rows) == 60
+    run(world.table.deletions.sweep())
+    assert world.table.deletions.num_rows == 2 and len(world.store._rows) == 60
     taken = world.commit()
     assert sorted(taken.gone()[0]) == [*ALL_KEYS[2:60]] and sorted(world.store._rows) == [*ALL_KEYS[:2]]
 
@@ -199,21 +203,21 @@ def test_a_restart_in_the_middle_of_a_sweep_goes_on_with_it(world, monkeypatch):
     world.learn(ALL_KEYS[:20])
     world.commit()
     world.shrink()
-    next(world.table.sweep())
+    next(world.table.deletions.sweep())
     world.restored()
-    assert world.table.sweeping and world.table.digest() == 0 and world.present() == []
-    run(world.table.sweep())
-    assert world.table.num_rows == 0 and not world.table.sweeping
+    assert world.table.deletions.sweeping and world.table.overview.digest() == 0 and world.present() == []
+    run(world.table.deletions.sweep())
+    assert world.table.deletions.num_rows == 0 and not world.table.deletions.sweeping
 
 
 def test_a_batch_to_predict_looked_up_before_a_shrink_reads_zeros_after_it(world):
-    rows_U = frozen(world.table.find(ALL_KEYS[:10]))
+    rows_U = frozen(world.table.rows.find(ALL_KEYS[:10]))
     world.learn(ALL_KEYS[:10])
-    held_U = frozen(world.table.find(ALL_KEYS[:10]))
+    held_U = frozen(world.table.rows.find(ALL_KEYS[:10]))
     assert world.table.gather_present(rows_U, ALL_KEYS[:10]).any(axis=1).all()
     world.shrink()
     assert not world.table.gather_present(rows_U, ALL_KEYS[:10]).any()
-    assert not world.table.gather_present(held_U, ALL_KEYS[:10]).any() and world.table.digest() == 0
+    assert not world.table.gather_present(held_U, ALL_KEYS[:10]).any() and world.table.overview.digest() == 0
 
 
 def test_a_survey_counts_the_rows_that_the_shrink_then_deletes(world):
@@ -222,9 +226,9 @@ def test_a_survey_counts_the_rows_that_the_shrink_then_deletes(world):
     world.learn(ALL_KEYS[20:40], day=3)
     world.commit()
     rule = ShrinkRows(table="t", delete_below=0.3, delete_after_days=2)
-    survey = world.table.survey(rule)
+    survey = world.table.deletions.survey(rule)
     assert (survey.rows, survey.below, survey.unseen) == (40, {0: 40}, {}) == (40, {0: survey.going}, {})
-    assert world.table.survey(ShrinkRows(table="t", delete_after_days=2)).unseen == {0: 20}
+    assert world.table.deletions.survey(ShrinkRows(table="t", delete_after_days=2)).unseen == {0: 20}
     world.shrink(ShrinkRows(table="t", delete_after_days=2))
     assert world.present() == [*ALL_KEYS[20:40]]
 
@@ -238,7 +242,7 @@ def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_
 
         def sweep(table=world.table, done=done):
             while not done.is_set():
-                run(table.sweep())
+                run(table.deletions.sweep())
 
         sweeper = threading.Thread(target=sweep)
         if threads:
@@ -249,17 +253,17 @@ def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_
                 if number % 7 == 6:
                     world.shrink(ShrinkRows(table="t", delete_below=0.6))
                 if number % 2:
-                    world.table.settle(True) if world.table._dirty.in_flight_U is not None else None
-                    taken = world.table.snapshot()
+                    world.table.snapshots.settle(True) if world.table.dirty.in_flight_U is not None else None
+                    taken = world.table.snapshots.take()
                     world.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
-                    world.table.settle(True)
+                    world.table.snapshots.settle(True)
         done.set()
         if threads:
             sweeper.join()
-        run(world.table.sweep())
+        run(world.table.deletions.sweep())
         world.commit()
-        assert world.table.num_rows == len(world.store._rows)
-        ends.append((world.table.digest(), world.table.rows_by_group, sorted(world.store._rows)))
+        assert world.table.deletions.num_rows == len(world.store._rows)
+        ends.append((world.table.overview.digest(), world.table.deletions.rows_by_group, sorted(world.store._rows)))
     assert ends[0] == ends[1] and 0 < len(ends[0][2]) < len(ALL_KEYS)
 
 
@@ -281,7 +285,7 @@ def test_a_selective_table_deletes_and_admits_again_with_the_digest_of_a_new_one
 
     assert [step(shards[0], version) for version in (1, 2, 3)] == [[False] * 6, [False] * 6, [True] * 6]
     shards[0].operate([ForgetRow(table="t", group=0, key=int(key)) for key in keys_U], 3)
-    assert shards[0].tables["t"].digest() == shards[1].tables["t"].digest()
+    assert shards[0].tables["t"].overview.digest() == shards[1].tables["t"].overview.digest()
     for shard in shards:
         assert [step(shard, version) for version in (4, 5, 6)] == [[False] * 6, [False] * 6, [True] * 6]
-    assert shards[0].tables["t"].digest() == shards[1].tables["t"].digest()
+    assert shards[0].tables["t"].overview.digest() == shards[1].tables["t"].overview.digest()

@@ -27,7 +27,7 @@ def cold_and_hot():
     for keys_U in np.split(ALL_KEYS[:40], 5):
         world.learn(keys_U)
         world.commit()
-    hot_U = ALL_KEYS[:40][world.table._rows.resident(ALL_KEYS[:40]) >= 0]
+    hot_U = ALL_KEYS[:40][world.table.rows.resident(ALL_KEYS[:40]) >= 0]
     return world, np.setdiff1d(ALL_KEYS[:40], hot_U), hot_U
 
 
@@ -38,33 +38,33 @@ def test_a_batch_that_asks_the_store_keeps_the_numbers_of_rows_that_a_sweep_remo
 
     def swept_meanwhile(keys_U):
         if not swept:
-            swept.append(next(world.table.sweep()))
+            swept.append(next(world.table.deletions.sweep()))
         return get(keys_U)
 
     monkeypatch.setattr(world.store, "get", swept_meanwhile)
     rows_U = world.reserve(keys_U)
     assert swept and len(np.unique(rows_U)) == len(keys_U)
-    assert (world.table._rows.resident(keys_U) == rows_U).all()
+    assert (world.table.rows.resident(keys_U) == rows_U).all()
     world.version += 1
     world.push(rows_U)
-    assert world.table.num_rows >= len(keys_U)
+    assert world.table.deletions.num_rows >= len(keys_U)
     assert set(keys_U) == set(world.present())
 
 
 def test_a_batch_lets_go_of_its_rows_where_the_store_fails(monkeypatch):
     world, cold_U, hot_U = cold_and_hot()
-    pins_R = world.table._rows._pins_R.copy()
+    pins_R = world.table.rows._pins_R.copy()
     monkeypatch.setattr(world.store, "get", lambda keys_U: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         world.reserve(np.concatenate([hot_U[:8], cold_U[:8]]))
-    assert (world.table._rows._pins_R == pins_R).all()
+    assert (world.table.rows._pins_R == pins_R).all()
 
 
 def test_a_batch_that_read_the_store_as_a_shrink_acted_brings_back_nothing_that_it_took(monkeypatch):
     world, cold_U, _ = cold_and_hot()
     born = World(bounded=True)
     asked, answered, found = threading.Event(), threading.Event(), []
-    rows, make_room = world.table._rows, world.table._rows._make_room
+    rows, make_room = world.table.rows, world.table.rows._make_room
 
     def slowly(num_rows):
         asked.set()
@@ -76,21 +76,21 @@ def test_a_batch_that_read_the_store_as_a_shrink_acted_brings_back_nothing_that_
     loader.start()
     asked.wait(10)
     world.shrink()
-    pieces = world.table.sweep()
+    pieces = world.table.deletions.sweep()
     next(pieces)  # those in memory
     sweeper = threading.Thread(target=run, args=(pieces,))
     sweeper.start()
     answered.set()
     for thread in (loader, sweeper):
         thread.join()
-    assert not world.table.sweeping and world.table.num_rows == 0
+    assert not world.table.deletions.sweeping and world.table.deletions.num_rows == 0
     assert (world.table.gather(found[0]) == born.table.gather(born.reserve(cold_U[:4]))).all()
 
 
 def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_stays(monkeypatch):
     world, cold_U, _ = cold_and_hot()
     world.shrink()
-    rows, sweep_stored = world.table._rows, world.table._deletions._sweep_stored
+    rows, sweep_stored = world.table.rows, world.table.deletions._sweep_stored
     back_U = cold_U[:4]
 
     def late(*given):
@@ -103,10 +103,10 @@ def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_st
             assert (rows.resident(back_U) < 0).all(), "they have left"
         sweep_stored(*given)
 
-    monkeypatch.setattr(world.table._deletions, "_sweep_stored", late)
-    run(world.table.sweep())
+    monkeypatch.setattr(world.table.deletions, "_sweep_stored", late)
+    run(world.table.deletions.sweep())
     assert set(back_U) <= set(world.present())
-    assert world.table.num_rows == len(world.present()) == 28
+    assert world.table.deletions.num_rows == len(world.present()) == 28
 
 
 def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
@@ -115,7 +115,7 @@ def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
 
     def swept_before(life, *args):
         if not sweepers:
-            sweepers.append(threading.Thread(target=run, args=(world.table.sweep(),)))
+            sweepers.append(threading.Thread(target=run, args=(world.table.deletions.sweep(),)))
             sweepers[0].start()
             sweepers[0].join(0.2)
         arrange(life, *args)
@@ -123,8 +123,8 @@ def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
     monkeypatch.setattr(TableAging, "_arrange", swept_before)
     world.shrink()
     sweepers[0].join()
-    run(world.table.sweep())
-    assert world.table.num_rows == 0 and world.present() == []
+    run(world.table.deletions.sweep())
+    assert world.table.deletions.num_rows == 0 and world.present() == []
 
 
 def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
@@ -134,11 +134,11 @@ def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
 
     def swept_after(overview):
         there_R = present(overview)
-        run(world.table.sweep())
+        run(world.table.deletions.sweep())
         return there_R
 
     monkeypatch.setattr(TableOverview, "_present", swept_after)
-    assert world.table.digest() == World(bounded=False).table.digest()
+    assert world.table.overview.digest() == World(bounded=False).table.overview.digest()
 
 
 @pytest.mark.parametrize("admission", [(), (CountEntry(kind="count", n=1, exact=True),)])
@@ -147,7 +147,7 @@ def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admis
     with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(60, 1000)):
         shard = Shard(ShardProcess.alone({"t": TableSection(dim=2, memory=8 << 20, admission=admission)}, 1))
     table, draw, ready = shard.tables["t"], np.random.default_rng(1), SimpleQueue()
-    table.attach(store := MemoryRowStore(table.num_words), {})
+    table.snapshots.attach(store := MemoryRowStore(table.snapshots.num_words), {})
     batches = [Keys(draw.choice(ALL_KEYS, 8, replace=False), np.zeros(8, np.uint16)) for _ in range(60)]
 
     def load():
@@ -163,8 +163,8 @@ def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admis
         shard.apply([Push(batch, {"t": Gradients(rows_UD, one_U, one_U)}, 8)], number)
         shard.release(batch)
         shard.close_pass(0, number)
-        taken = table.snapshot()
+        taken = table.snapshots.take()
         store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
-        table.settle(True)
-    assert table.num_rows == len(np.unique(np.concatenate([keys.keys_U for keys in batches])))
-    assert table._rows._num_pins == 0
+        table.snapshots.settle(True)
+    assert table.deletions.num_rows == len(np.unique(np.concatenate([keys.keys_U for keys in batches])))
+    assert table.rows._num_pins == 0

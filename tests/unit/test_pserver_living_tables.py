@@ -68,11 +68,11 @@ class Histories:
 
     def __init__(self, section):
         self.section, self.version = section, 0
-        num_words = ShardTable("t", section, 1, groups=GROUPS).num_words
+        num_words = ShardTable("t", section, 1, groups=GROUPS).snapshots.num_words
         self.stores = MemoryRowStore(num_words), MemoryRowStore(num_words)
         self.tables = [table_of(section), table_of(section, self.stores[1])]
-        self.tables[1].attach(self.stores[1], {})
-        self.plain = PlainTable(section, GROUPS, self.tables[0]._rows.seed)
+        self.tables[1].snapshots.attach(self.stores[1], {})
+        self.plain = PlainTable(section, GROUPS, self.tables[0].rows.seed)
         self.sweeps, self.in_flight = [iter(()), iter(())], False
 
     # --- what happens ---
@@ -95,16 +95,16 @@ class Histories:
 
     def learn_one(self, table, keys_U, push, read):
         try:
-            rows_U = frozen(table.reserve(keys_U, groups_of(keys_U)))
+            rows_U = frozen(table.rows.reserve(keys_U, groups_of(keys_U)))
         except OutOfMemory:
             self.settle(True)
             self.commit(True)
             self.settle(True)
-            rows_U = frozen(table.reserve(keys_U, groups_of(keys_U)))
+            rows_U = frozen(table.rows.reserve(keys_U, groups_of(keys_U)))
         table.open_pass()
         assert table.gather(rows_U).tolist() == read
         table.apply(rows_U, Gradients(*map(frozen, push)), 1, self.version)
-        table.release(rows_U)
+        table.rows.release(rows_U)
         return table.close_pass(self.plain.day)
 
     def tick(self, days):
@@ -123,13 +123,13 @@ class Histories:
 
     def sweep(self, pieces):
         for number, table in enumerate(self.tables):
-            before = table.digest()
+            before = table.overview.digest()
             for _ in range(pieces):
                 try:
                     next(self.sweeps[number])
                 except StopIteration:
-                    self.sweeps[number] = table.sweep()
-            assert table.digest() == before
+                    self.sweeps[number] = table.deletions.sweep()
+            assert table.overview.digest() == before
 
     def forget(self, key):
         self.plain.forget(int(key))
@@ -148,7 +148,7 @@ class Histories:
     def commit(self, written):
         if self.in_flight:
             return
-        self.taken = [table.snapshot() for table in self.tables]
+        self.taken = [table.snapshots.take() for table in self.tables]
         for taken, store in zip(self.taken, self.stores, strict=True):
             if written:
                 store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
@@ -158,7 +158,7 @@ class Histories:
     def settle(self, committed):
         if self.in_flight:
             for table in self.tables:
-                table.settle(committed and self.written)
+                table.snapshots.settle(committed and self.written)
             self.in_flight = False
 
     def restart(self):
@@ -166,30 +166,30 @@ class Histories:
         self.settle(True)
         self.commit(True)
         lives = [taken.life for taken in self.taken]
-        before = [table.digest() for table in self.tables]
+        before = [table.overview.digest() for table in self.tables]
         self.settle(True)
         self.tables = [table_of(self.section), table_of(self.section, self.stores[1])]
         for table, store, taken, life in zip(self.tables, self.stores, self.taken, lives, strict=True):
-            table.attach(store, taken.rows_by_group, [life])
+            table.snapshots.attach(store, taken.rows_by_group, [life])
         self.sweeps = [iter(()), iter(())]
-        assert [table.digest() for table in self.tables] == before
+        assert [table.overview.digest() for table in self.tables] == before
 
     # --- what is to be seen ---
 
     def compare(self):
-        assert self.tables[0].digest() == self.tables[1].digest()
+        assert self.tables[0].overview.digest() == self.tables[1].overview.digest()
         for table in self.tables:
             read = [self.plain.read(int(key)) for key in ALL_KEYS]
             for begin in range(0, len(ALL_KEYS), 16):
                 keys_U = ALL_KEYS[begin : begin + 16]
                 try:
-                    rows_U = frozen(table.find(keys_U))
+                    rows_U = frozen(table.rows.find(keys_U))
                 except OutOfMemory:
                     continue
                 assert table.gather_present(rows_U, keys_U).tolist() == read[begin : begin + 16]
-                table.release(rows_U)
+                table.rows.release(rows_U)
             for key in ALL_KEYS.tolist():
-                self.compare_one(table.explain(key, key % 3), self.plain.rows.get(key))
+                self.compare_one(table.overview.explain(key, key % 3), self.plain.rows.get(key))
 
     def compare_one(self, told, row):
         assert told["row"] == (row is not None) and told["day"] == self.plain.day
@@ -200,7 +200,7 @@ class Histories:
     def end(self):
         self.compare()
         for table in self.tables:
-            for _ in table.sweep():
+            for _ in table.deletions.sweep():
                 pass
         self.compare()
         counted = np.bincount([row.group for row in self.plain.rows.values()], minlength=3)
@@ -208,7 +208,7 @@ class Histories:
         self.settle(False)
         self.commit(True)
         for table, store in zip(self.tables, self.stores, strict=True):
-            assert table.rows_by_group == expected and sorted(store._rows) == sorted(self.plain.rows)
+            assert table.deletions.rows_by_group == expected and sorted(store._rows) == sorted(self.plain.rows)
         self.restart()
         self.compare()
 

@@ -23,19 +23,19 @@ from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 BOUNDED = SECTION.model_copy(update={"memory": 8 << 20})
-NUM_WORDS = ShardTable("t", SECTION, 1).num_words
+NUM_WORDS = ShardTable("t", SECTION, 1).snapshots.num_words
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
 
 
 def changed(table):
-    taken = table.snapshot()
+    taken = table.snapshots.take()
     return taken.keys_U, taken.words_UW
 
 
 def bounded(max_rows=24, max_dirty=1000, store=None, rows_by_group=None):
     with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(max_rows, max_dirty)):
         table = ShardTable("t", BOUNDED, 1)
-    table.attach(MemoryRowStore(NUM_WORDS) if store is None else store, rows_by_group or {})
+    table.snapshots.attach(MemoryRowStore(NUM_WORDS) if store is None else store, rows_by_group or {})
     return table
 
 
@@ -46,7 +46,7 @@ def impatient(monkeypatch):
 
 
 def reserve(table, keys_U):
-    return frozen(table.reserve(frozen(keys_U), (keys_U % np.uint64(5)).astype(np.uint16)))
+    return frozen(table.rows.reserve(frozen(keys_U), (keys_U % np.uint64(5)).astype(np.uint16)))
 
 
 def push(table, rows_U, version, value=1.0):
@@ -60,24 +60,24 @@ def learn(table, keys_U, version, value=1.0):
     table.open_pass()
     read_UD = table.gather(rows_U)
     push(table, rows_U, version, value)
-    table.release(rows_U)
+    table.rows.release(rows_U)
     return read_UD.tolist(), table.close_pass(version)
 
 
 def predict(table, keys_U):
-    rows_U = frozen(table.find(frozen(keys_U)))
+    rows_U = frozen(table.rows.find(frozen(keys_U)))
     read_UD = table.gather_present(rows_U, keys_U)
-    table.release(rows_U)
+    table.rows.release(rows_U)
     return read_UD.tolist()
 
 
 def commit(table, store):
     store.write(*changed(table))
-    table.settle(True)
+    table.snapshots.settle(True)
 
 
 def resident(table):
-    return int((table._rows.resident(ALL_KEYS) != EMPTY).sum())
+    return int((table.rows.resident(ALL_KEYS) != EMPTY).sum())
 
 
 class Pair:
@@ -102,7 +102,7 @@ class Pair:
         try:
             assert predict(self.small, keys_U) == predict(self.whole, keys_U)
         except OutOfMemory:
-            assert self.small.num_dirty or self.in_flight
+            assert self.small.dirty.num_dirty or self.in_flight
 
     def snapshot(self, written):
         if not self.in_flight:
@@ -117,19 +117,19 @@ class Pair:
 
     def settle(self, committed):
         if self.in_flight:
-            self.small.settle(committed and self.written)
-            self.whole.settle(committed and self.written)
+            self.small.snapshots.settle(committed and self.written)
+            self.whole.snapshots.settle(committed and self.written)
             self.in_flight = False
-        assert self.small.num_dirty == self.whole.num_dirty
+        assert self.small.dirty.num_dirty == self.whole.dirty.num_dirty
 
     def restart(self):
-        if not self.in_flight and not self.small.num_dirty:
-            self.small = bounded(store=self.store, rows_by_group=self.whole.rows_by_group)
+        if not self.in_flight and not self.small.dirty.num_dirty:
+            self.small = bounded(store=self.store, rows_by_group=self.whole.deletions.rows_by_group)
 
     def compare(self):
-        assert self.small.digest() == self.whole.digest()
-        assert self.small.rows_by_group == self.whole.rows_by_group
-        assert self.small.stats().num_bytes <= 24 * (row_bytes_of(self.small.width) + 15) + 256
+        assert self.small.overview.digest() == self.whole.overview.digest()
+        assert self.small.deletions.rows_by_group == self.whole.deletions.rows_by_group
+        assert self.small.stats().num_bytes <= 24 * (row_bytes_of(self.small.rows.width) + 15) + 256
 
 
 def chosen(max_size):
@@ -181,7 +181,7 @@ def test_cold_clean_rows_are_evicted_and_hot_ones_stay():
         learn(table, np.concatenate([hot_U, cold[0]]), version)
         commit(table, store)
         cold.rotate(-1)
-    assert table.num_rows == 60 and resident(table) <= 24
+    assert table.deletions.num_rows == 60 and resident(table) <= 24
     assert set(cold[0].tolist()) <= set(asked) and not set(hot_U.tolist()) & set(asked)
 
 
@@ -189,10 +189,10 @@ def test_reserved_rows_are_evicted_and_start_anew():
     table = bounded(max_rows=24)
     first_U = reserve(table, ALL_KEYS[:20])
     before_UD = table.gather(first_U)
-    table.release(first_U)
+    table.rows.release(first_U)
     for begin in (20, 40):
-        table.release(reserve(table, ALL_KEYS[begin : begin + 20]))
-    assert (table.find(ALL_KEYS[:20]) == EMPTY).all() and table.num_rows == 0
+        table.rows.release(reserve(table, ALL_KEYS[begin : begin + 20]))
+    assert (table.rows.find(ALL_KEYS[:20]) == EMPTY).all() and table.deletions.num_rows == 0
     assert (table.gather(reserve(table, ALL_KEYS[:20])) == before_UD).all()
 
 
@@ -204,7 +204,7 @@ def test_a_table_with_all_rows_in_memory_never_reads_its_store():
         learn(table, ALL_KEYS[:50], version)
         commit(table, store)
         predict(table, ALL_KEYS)
-    assert table.num_rows == 50
+    assert table.deletions.num_rows == 50
 
 
 def test_steps_go_on_while_the_store_is_read():
@@ -228,12 +228,12 @@ def test_steps_go_on_while_the_store_is_read():
     push(table, rows_U, 4)
     again_U = reserve(table, ALL_KEYS[40:50])
     assert (again_U == rows_U).all() and table.gather(rows_U).any()
-    table.release(rows_U)
+    table.rows.release(rows_U)
     table.close_pass(4)
     assert len(changed(table)[0]) == 10 and loader.is_alive()
     answer.set()
     loader.join(20)
-    assert not loader.is_alive() and (table.find(ALL_KEYS[:10]) != EMPTY).all()
+    assert not loader.is_alive() and (table.rows.find(ALL_KEYS[:10]) != EMPTY).all()
 
 
 @pytest.mark.parametrize("freed", ["release", "settle"])
@@ -243,24 +243,28 @@ def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
     learn(table, ALL_KEYS[:20], 1)
     store.write(*changed(table))
     pinned_U = reserve(table, ALL_KEYS[:20])
-    (table.release(pinned_U) if freed == "settle" else table.settle(True))
+    (table.rows.release(pinned_U) if freed == "settle" else table.snapshots.settle(True))
     done = threading.Event()
     loader = threading.Thread(daemon=True, target=lambda: (reserve(table, ALL_KEYS[20:30]), done.set()))
     loader.start()
     assert not done.wait(0.05)
-    (table.settle(True) if freed == "settle" else table.release(pinned_U))
+    (table.snapshots.settle(True) if freed == "settle" else table.rows.release(pinned_U))
     assert done.wait(20)
     loader.join()
-    assert table.num_rows == 20 and len(changed(table)[0]) == 0
+    assert table.deletions.num_rows == 20 and len(changed(table)[0]) == 0
 
 
 def test_a_memory_full_of_uncommitted_rows_is_an_error_with_advice(impatient):
     table = bounded(max_rows=24)
     learn(table, ALL_KEYS[:20], 1)
-    before = table.digest()
+    before = table.overview.digest()
     with pytest.raises(OutOfMemory, match=r"table 't'.* 20 rows wait for a commit.*raise tables\.t\.memory.*commit"):
         reserve(table, ALL_KEYS[10:30])
-    assert table.digest() == before and table.num_dirty == 20 and (table.find(ALL_KEYS[20:30]) == EMPTY).all()
+    assert (
+        table.overview.digest() == before
+        and table.dirty.num_dirty == 20
+        and (table.rows.find(ALL_KEYS[20:30]) == EMPTY).all()
+    )
 
 
 def test_a_batch_without_room_holds_no_rows(impatient):
@@ -284,7 +288,7 @@ def test_dirty_rows_are_bounded_by_the_memory_for_their_copies(impatient):
     assert table.stats().dirty_rows == 0
     with pytest.raises(OutOfMemory, match="16 rows wait for a commit"):
         reserve(table, ALL_KEYS[:1])
-    table.settle(True)
+    table.snapshots.settle(True)
     learn(table, ALL_KEYS[16:20], 2)
     assert table.stats().dirty_rows == 4
 
@@ -295,11 +299,11 @@ def test_a_pass_waits_for_the_commit_in_flight_and_goes_on():
     learn(table, ALL_KEYS[:10], 1)
     store.write(*changed(table))
     learn(table, ALL_KEYS[10:16], 2)
-    settling = threading.Timer(0.05, table.settle, [True])
+    settling = threading.Timer(0.05, table.snapshots.settle, [True])
     settling.start()
     learn(table, ALL_KEYS[16:24], 3)
     settling.join()
-    assert table.num_dirty == 14
+    assert table.dirty.num_dirty == 14
 
 
 def test_a_batch_that_could_never_fit_is_refused_at_once():
@@ -315,8 +319,8 @@ def test_rows_of_the_open_pass_stay_when_an_earlier_commit_succeeds(impatient):
     rows_U = reserve(table, ALL_KEYS[:20])
     table.open_pass()
     push(table, rows_U, 2)
-    table.release(rows_U)
-    table.settle(True)
+    table.rows.release(rows_U)
+    table.snapshots.settle(True)
     with pytest.raises(OutOfMemory):
         reserve(table, ALL_KEYS[20:30])
     table.close_pass(2)
@@ -327,12 +331,12 @@ def test_rows_of_the_open_pass_stay_when_an_earlier_commit_succeeds(impatient):
 def test_a_row_made_after_a_lookup_is_read_even_if_it_was_evicted_meanwhile():
     store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
-    rows_U = frozen(table.find(ALL_KEYS[:20]))
+    rows_U = frozen(table.rows.find(ALL_KEYS[:20]))
     assert (rows_U == EMPTY).all()
     for version, begin in enumerate((0, 20, 40), 1):
         learn(table, ALL_KEYS[begin : begin + 20], version)
         commit(table, store)
-    assert (table.find(ALL_KEYS[40:60]) != EMPTY).all()
+    assert (table.rows.find(ALL_KEYS[40:60]) != EMPTY).all()
     read_UD, whole = table.gather_present(rows_U, ALL_KEYS[:20]), ShardTable("t", SECTION, 1)
     learn(whole, ALL_KEYS[:20], 1)
     assert read_UD.any(axis=1).all() and read_UD.tolist() == predict(whole, ALL_KEYS[:20])
@@ -362,12 +366,15 @@ def test_a_loader_ahead_of_steps_and_commits_gives_the_rows_of_an_unbounded_tabl
             each.open_pass()
             push(each, numbers, step + 1)
             each.close_pass(step)
-        table.release(rows_U)
+        table.rows.release(rows_U)
         spare.release()
         if step % 2:
             commit(table, store)
     loader.join()
-    assert table.digest() == whole.digest() and table.rows_by_group == whole.rows_by_group
+    assert (
+        table.overview.digest() == whole.overview.digest()
+        and table.deletions.rows_by_group == whole.deletions.rows_by_group
+    )
 
 
 def test_too_little_memory_is_refused_with_a_message():

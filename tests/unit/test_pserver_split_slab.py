@@ -28,17 +28,17 @@ def keys(count, seed=0):
 
 
 def reserve(table, keys_U, group=0):
-    return frozen(table.reserve(keys_U, np.full(len(keys_U), group, np.uint16)))
+    return frozen(table.rows.reserve(keys_U, np.full(len(keys_U), group, np.uint16)))
 
 
 def push(table, rows_U, version, value=1.0, show=1.0, click=0.0):
-    grads_UD = np.full((len(rows_U), table.num_weights), value, np.float32)
+    grads_UD = np.full((len(rows_U), table.rows.num_weights), value, np.float32)
     records = (grads_UD, *(np.full(len(rows_U), each, np.float32) for each in (show, click)))
     table.apply(rows_U, Gradients(*map(frozen, records)), 1, version)
 
 
 def weights(table, keys_U):
-    return table.gather_present(frozen(table.find(keys_U)))
+    return table.gather_present(frozen(table.rows.find(keys_U)))
 
 
 def drawn(seed, *shape):
@@ -126,7 +126,7 @@ def test_rows_born_whole_in_a_split_table_have_the_bits_of_a_plain_one(optimizer
     taken = []
     for table in tables:
         table.close_pass(0)
-        snapshot = table.snapshot()
+        snapshot = table.snapshots.take()
         taken.append(dict(zip(snapshot.keys_U.tolist(), snapshot.words_UW.tolist(), strict=True)))
     one = int(np.float32(1).view(np.uint32))
     assert {key: [*words, one] for key, words in taken[0].items()} == taken[1]
@@ -175,9 +175,13 @@ def test_rows_of_a_commit_tell_whether_they_have_a_vector():
     push(table, rows_U, 1)
     push(table, frozen(rows_U[:1]), 1, click=1.0)
     table.close_pass(0)
-    taken = table.snapshot()
+    taken = table.snapshots.take()
     floats_UW = taken.words_UW[:, row_format.HEAD :].view(np.float32)
-    assert row_format.FORMAT == 1 and floats_UW.shape == (4, 4 + 4 + 1) and table.num_words == row_format.HEAD + 9
+    assert (
+        row_format.FORMAT == 1
+        and floats_UW.shape == (4, 4 + 4 + 1)
+        and table.snapshots.num_words == row_format.HEAD + 9
+    )
     with_vector = taken.keys_U == keys_U[0]
     assert (floats_UW[:, -1] == with_vector).all() and (floats_UW[:, 1:4].any(axis=1) == with_vector).all()
     assert not floats_UW[~with_vector, 5:8].any() and floats_UW[:, 0].all() and floats_UW[:, 4].all()
@@ -188,13 +192,13 @@ def test_numbers_of_vectors_are_used_again():
     for version in range(1, 9):
         rows_U = reserve(table, keys_U)
         push(table, rows_U, version, click=1.0)
-        table.release(rows_U)
+        table.rows.release(rows_U)
         table.close_pass(0)
-        assert table._rows.floats.num_vectors == len(keys_U)
+        assert table.rows.floats.num_vectors == len(keys_U)
         for key in keys_U.tolist():
             table.operate(ForgetRow(table="t", group=0, key=key), version)
-        assert table._rows.floats.num_vectors == table.num_rows == 0
-    assert table._rows.floats.more_bytes == 50 * 4 * 6
+        assert table.rows.floats.num_vectors == table.deletions.num_rows == 0
+    assert table.rows.floats.more_bytes == 50 * 4 * 6
 
 
 def test_rows_without_vectors_take_less_than_half_of_the_memory():
@@ -207,7 +211,7 @@ def test_rows_without_vectors_take_less_than_half_of_the_memory():
         table = ShardTable("t", section, 1)
         rows_U = reserve(table, keys_U)
         push(table, rows_U, 1, click=click)
-        num_bytes.append(table.stats().num_bytes - table._rows.index_I.nbytes)
+        num_bytes.append(table.stats().num_bytes - table.rows.index_I.nbytes)
     plain, without, whole = num_bytes
     assert without < 0.4 * plain and whole < 1.05 * plain
 
@@ -221,7 +225,7 @@ def test_two_threads_give_the_bits_of_one():
             push(table, rows_U, 1)
             push(table, frozen(rows_U[::2]), 1, click=1.0)
             push(table, rows_U, 1)
-        assert tables[0].digest() == tables[1].digest() != 0
+        assert tables[0].overview.digest() == tables[1].overview.digest() != 0
 
 
 def test_vectors_that_move_in_one_thread_while_others_come_in_another_are_not_lost(monkeypatch):
@@ -232,7 +236,7 @@ def test_vectors_that_move_in_one_thread_while_others_come_in_another_are_not_lo
     def learn(table, version):
         rows_U = reserve(table, keys(60, version % 40), group=version % 2)
         push(table, rows_U, version, click=1.0)
-        table.release(rows_U)
+        table.rows.release(rows_U)
 
     ahead = [keys(500, 1000 + seed) for seed in range(40)]
     loader = threading.Thread(target=lambda: [reserve(tables[0], keys_U) for keys_U in ahead])
@@ -242,6 +246,6 @@ def test_vectors_that_move_in_one_thread_while_others_come_in_another_are_not_lo
     loader.join()
     for version in range(1, 120):
         learn(tables[1], version)
-    assert tables[0].digest() == tables[1].digest()
+    assert tables[0].overview.digest() == tables[1].overview.digest()
     born, alone = ShardTable("t", PLAIN, 1), ahead[7]
     assert tables[0].gather(reserve(tables[0], alone)).tolist() == born.gather(reserve(born, alone)).tolist()

@@ -33,7 +33,7 @@ def ones(rows_U, dim=4, value=1.0):
 
 
 def reserve(table, some):
-    return frozen(table.reserve(some.keys_U, some.group_U))
+    return frozen(table.rows.reserve(some.keys_U, some.group_U))
 
 
 def test_a_row_number_stays_with_its_key_through_growth(small):
@@ -41,7 +41,7 @@ def test_a_row_number_stays_with_its_key_through_growth(small):
     first = reserve(table, Keys(some.keys_U[:100], some.group_U[:100]))
     before = table.gather(first)
     assert sorted(reserve(table, some).tolist()) == list(range(len(some.keys_U)))
-    assert (reserve(table, some)[:100] == first).all() and (table.find(some.keys_U)[:100] == first).all()
+    assert (reserve(table, some)[:100] == first).all() and (table.rows.find(some.keys_U)[:100] == first).all()
     assert (table.gather(first) == before).all()
 
 
@@ -49,23 +49,25 @@ def test_growth_keeps_learnt_rows(small):
     table, some = ShardTable("t", SECTION, 1), keys(5)
     rows = reserve(table, some)
     table.apply(rows, ones(rows), 1, 1)
-    weights, digest = table.gather(rows), table.digest()
+    weights, digest = table.gather(rows), table.overview.digest()
     reserve(table, keys(4000, seed=3))
-    assert (table.gather(rows) == weights).all() and table.digest() == digest
+    assert (table.gather(rows) == weights).all() and table.overview.digest() == digest
 
 
 def test_a_reserved_row_is_absent_until_its_first_push():
     table, some = ShardTable("t", SECTION, 1), keys(50)
     rows = reserve(table, some)
-    assert table.num_rows == 0 and table.digest() == 0
+    assert table.deletions.num_rows == 0 and table.overview.digest() == 0
     assert table.gather(rows)[:, 1:].any() and not table.gather_present(rows).any()
     table.apply(frozen(rows[:7]), ones(rows[:7]), 1, 1)
-    assert table.num_rows == 7 and (table.gather_present(rows).any(axis=1)).tolist() == [True] * 7 + [False] * 43
+    assert (
+        table.deletions.num_rows == 7 and (table.gather_present(rows).any(axis=1)).tolist() == [True] * 7 + [False] * 43
+    )
 
 
 def test_finding_reserves_nothing():
     table, some = ShardTable("t", SECTION, 1), keys(50)
-    assert (table.find(some.keys_U) == EMPTY).all() and (table.find(some.keys_U) == EMPTY).all()
+    assert (table.rows.find(some.keys_U) == EMPTY).all() and (table.rows.find(some.keys_U) == EMPTY).all()
     assert not table.gather_present(frozen(np.full(3, EMPTY, np.int32))).any()
 
 
@@ -96,7 +98,7 @@ def test_two_threads_give_the_bits_of_one(optimizer):
         for table in tables:
             rows = reserve(table, some)
             table.apply(rows, Gradients(frozen(grads), *[frozen(np.ones(len(rows), np.float32))] * 2), 1, 1)
-        assert tables[0].digest() == tables[1].digest()
+        assert tables[0].overview.digest() == tables[1].overview.digest()
         assert (tables[0].gather(rows) == tables[1].gather(rows)).all()
 
 
@@ -121,7 +123,7 @@ def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
     rows = reserve(alone, learnt)
     for version in range(1, 400):
         alone.apply(rows, ones(rows), 1, version)
-    assert table.digest() == alone.digest()
+    assert table.overview.digest() == alone.overview.digest()
 
 
 def test_scaling_by_shows():
@@ -150,7 +152,7 @@ def test_rows_and_new_rows_are_counted_by_group():
     assert (stats.num_rows, stats.new_rows) == (80, 20)
     counted = np.bincount(some.group_U[:80], minlength=5)
     assert stats.rows_by_group == {group: int(count) for group, count in enumerate(counted) if count}
-    assert stats.num_bytes > 100 * 4 * table.width
+    assert stats.num_bytes > 100 * 4 * table.rows.width
 
 
 def test_the_digest_of_a_close_is_that_of_the_rows_touched():
@@ -158,12 +160,12 @@ def test_the_digest_of_a_close_is_that_of_the_rows_touched():
     rows = reserve(table, some)
     table.open_pass()
     table.apply(rows, ones(rows), 1, 1)
-    assert table.close_pass(1) == table.digest()
+    assert table.close_pass(1) == table.overview.digest()
     table.open_pass()
     table.apply(frozen(rows[:9]), ones(rows[:9]), 1, 2)
     table.apply(frozen(rows[:9]), ones(rows[:9]), 1, 2)
     close = table.close_pass(2)
-    assert close != table.digest() and close != 0
+    assert close != table.overview.digest() and close != 0
     table.open_pass()
     assert table.close_pass(3) == 0
 

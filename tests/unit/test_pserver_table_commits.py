@@ -15,7 +15,7 @@ SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
 
 def changed(table):
-    taken = table.snapshot()
+    taken = table.snapshots.take()
     return taken.keys_U, taken.words_UW
 
 
@@ -26,7 +26,7 @@ def keys(count, seed=0):
 
 def learn(table, some, version, value=1.0):
     """One pass that pushes `some` once."""
-    rows = frozen(table.reserve(some.keys_U, some.group_U))
+    rows = frozen(table.rows.reserve(some.keys_U, some.group_U))
     one = np.ones(len(rows), np.float32)
     table.open_pass()
     table.apply(rows, Gradients(*map(frozen, (np.full((len(rows), 4), value, np.float32), one, one * 0))), 1, version)
@@ -39,18 +39,18 @@ def part(some, begin, end):
 
 def commit(table, store, committed=True):
     store.write(*changed(table))
-    table.settle(committed)
+    table.snapshots.settle(committed)
 
 
 def test_rows_wait_for_a_commit_from_the_close_of_their_pass_and_are_copied_once():
     table, some = ShardTable("t", SECTION, 1), keys(60)
     learn(table, part(some, 0, 40), 1)
     learn(table, part(some, 30, 50), 2)
-    assert table.num_dirty == table.stats().dirty_rows == 50
+    assert table.dirty.num_dirty == table.stats().dirty_rows == 50
     keys_U, words_UW = changed(table)
-    assert sorted(keys_U.tolist()) == some.keys_U[:50].tolist() and words_UW.shape == (50, table.num_words)
-    assert table.num_dirty == 0
-    table.settle(True)
+    assert sorted(keys_U.tolist()) == some.keys_U[:50].tolist() and words_UW.shape == (50, table.snapshots.num_words)
+    assert table.dirty.num_dirty == 0
+    table.snapshots.settle(True)
     assert len(changed(table)[0]) == 0
 
 
@@ -60,20 +60,20 @@ def test_a_snapshot_stays_what_it_was_while_training_goes_on():
     keys_U, words_UW = changed(table)
     before = words_UW.copy()
     learn(table, some, 2)
-    assert (words_UW == before).all() and table.num_dirty == 60
+    assert (words_UW == before).all() and table.dirty.num_dirty == 60
 
 
 def test_rows_of_a_failed_commit_are_in_the_next_at_their_newest_value():
     table, some, store = ShardTable("t", SECTION, 1), keys(60), MemoryRowStore(13)
     learn(table, some, 1)
-    table.snapshot()
+    table.snapshots.take()
     learn(table, part(some, 0, 9), 2)
-    table.settle(False)
-    assert table.num_dirty == 60
+    table.snapshots.settle(False)
+    assert table.dirty.num_dirty == 60
     commit(table, store)
     other = ShardTable("t", SECTION, 1)
-    other.attach(store, table.rows_by_group)
-    assert other.digest() == table.digest()
+    other.snapshots.attach(store, table.deletions.rows_by_group)
+    assert other.overview.digest() == table.overview.digest()
 
 
 @pytest.mark.parametrize("start_rows", [4, 1 << 16])
@@ -83,20 +83,20 @@ def test_a_table_restored_from_its_commits_is_the_table(monkeypatch, start_rows)
     for version in range(1, 5):
         learn(table, keys(300, seed=version // 2), version, value=0.25 * version)
         commit(table, store)
-    life = table.snapshot().life
-    table.settle(committed=True)
+    life = table.snapshots.take().life
+    table.snapshots.settle(committed=True)
     other = ShardTable("t", SECTION, 1)
-    other.attach(store, table.rows_by_group, [life])
-    assert (other.digest(), other.num_rows, other.rows_by_group) == (
-        table.digest(),
-        table.num_rows,
-        table.rows_by_group,
+    other.snapshots.attach(store, table.deletions.rows_by_group, [life])
+    assert (other.overview.digest(), other.deletions.num_rows, other.deletions.rows_by_group) == (
+        table.overview.digest(),
+        table.deletions.num_rows,
+        table.deletions.rows_by_group,
     )
-    assert other.num_dirty == 0
+    assert other.dirty.num_dirty == 0
     for each in (table, other):
         learn(each, keys(300, seed=2), 9)
         learn(each, keys(300, seed=7), 10)
-    assert other.digest() == table.digest() and other.num_dirty == table.num_dirty
+    assert other.overview.digest() == table.overview.digest() and other.dirty.num_dirty == table.dirty.num_dirty
 
 
 def test_a_store_with_other_rows_than_its_commit_counted_is_refused():
@@ -104,4 +104,4 @@ def test_a_store_with_other_rows_than_its_commit_counted_is_refused():
     learn(table, keys(60), 1)
     commit(table, store)
     with pytest.raises(StoreDamaged, match="table 't': the store holds 60 rows"):
-        ShardTable("t", SECTION, 1).attach(store, {0: 61})
+        ShardTable("t", SECTION, 1).snapshots.attach(store, {0: 61})
