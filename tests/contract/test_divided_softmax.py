@@ -10,11 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from headrace.trainer.classes import divided_softmax
-from headrace.trainer.classes.class_draws import ClassDraws, draw, draw_reference, probabilities
-from headrace.trainer.classes.class_rows import ClassRows, initial_rows, slice_of
-from headrace.trainer.classes.divided_softmax import DividedSoftmax
-from headrace.trainer.classes.margins import Margins
+from headrace.trainer.collectives import divided_softmax
+from headrace.trainer.collectives.divided_softmax import (
+    ClassDraws,
+    ClassRows,
+    DividedSoftmax,
+    Margins,
+    draw,
+    draw_reference,
+    initial_rows,
+    probabilities,
+    slice_of,
+)
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.strategy import dense_strategy
 from headrace.trainer.dense_config import DenseSection

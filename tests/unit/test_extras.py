@@ -35,7 +35,6 @@ PLACES = {
     "psycopg": (),
     "ray": ("headrace.service.cluster.ray_driver",),
     "torch": (
-        "headrace.trainer.classes",
         "headrace.trainer.collectives",
         "headrace.trainer.dense",
         "headrace.trainer.features",

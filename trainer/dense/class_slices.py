@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headrace.errors import BadInput
 from headrace.pserver.config import MAX_FLOAT32
-from headrace.trainer.classes.class_rows import BLOCK, ClassRows
+from headrace.trainer.collectives.divided_softmax import SLICE_CLASSES, ClassRows
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, within
 from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
@@ -102,10 +102,10 @@ class ClassSlices(DenseStrategy):
         return {WEIGHTS: like, **state}
 
     def _class_hashes(self) -> NDArray[np.uint8]:
-        """SHA-256 of the state of each BLOCK of classes, one after another: slices begin at whole blocks."""
+        """SHA-256 of the state of each SLICE_CLASSES of classes, one after another: slices begin at whole blocks."""
         state, found = [each.detach().cpu().numpy() for each in self._filled().values()], []
-        for at in range(0, self._rows.end - self._rows.begin, BLOCK):
-            found.append(hashlib.sha256(b"".join(each[at : at + BLOCK].tobytes() for each in state)).digest())
+        for at in range(0, self._rows.end - self._rows.begin, SLICE_CLASSES):
+            found.append(hashlib.sha256(b"".join(each[at : at + SLICE_CLASSES].tobytes() for each in state)).digest())
         return np.frombuffer(b"".join(found), np.uint8)
 
     def _filled(self) -> dict[str, Tensor]:

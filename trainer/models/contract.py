@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.dataset.spec.schema import Schema, Slot
     from headrace.pserver.config import TableSection
-    from headrace.trainer.classes.class_rows import ClassRows
+    from headrace.trainer.collectives.divided_softmax import ClassRows
     from headrace.trainer.collectives.ranks import Ranks
 
 

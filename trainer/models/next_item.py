@@ -1,8 +1,8 @@
 """A user's perceptron, and one vector for each of many items: which one comes next is a softmax over all of them.
 
 The weights of the items are parameters of the model with mode "full". Otherwise each rank has a slice of them
-(trainer.classes), which is no part of the module; its dense strategy learns it (trainer.dense.class_slices). Exports
-and prediction jobs build the model with all items.
+(trainer.collectives.divided_softmax), which is no part of the module; its dense strategy learns it
+(trainer.dense.class_slices). Exports and prediction jobs build the model with all items.
 
 Shapes: as in trainer.models.layers; N items, V length of a vector, K best items.
 """
@@ -11,10 +11,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from headrace.trainer.classes.class_draws import ClassDraws, probabilities
-from headrace.trainer.classes.class_rows import ClassRows, initial_rows
-from headrace.trainer.classes.divided_softmax import DividedSoftmax
-from headrace.trainer.classes.margins import Margins, cosines, scores
+from headrace.trainer.collectives.divided_softmax import (
+    ClassDraws,
+    ClassRows,
+    DividedSoftmax,
+    Margins,
+    cosines,
+    initial_rows,
+    probabilities,
+    scores,
+)
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.models.contract import Inputs, Shape, Targets
 from headrace.trainer.models.layers import ChosenInput, Mlp

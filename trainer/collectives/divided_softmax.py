@@ -7,26 +7,163 @@ never travels. Partial FC (An et al., CVPR 2022) and Paddle's margin_cross_entro
 Scores are made in blocks of classes, and made again in the backward pass, so they need little memory. Every rank makes
 the same collectives, also one without a batch (`follow`).
 
+Scores are scaled cosines, with a margin for the class that is right: it scores scale * (cos(m1 * angle + m2) - m3).
+SphereFace (Liu et al., CVPR 2017) has m1, ArcFace (Deng et al., CVPR 2019) m2, CosFace (Wang et al., CVPR 2018) m3.
+
+A step may draw classes: each by itself, by a hash of seed, step and class, so that no rank asks another. A class j is
+drawn with a known probability q_j, so 1 / q_j corrects for how often it is drawn: the sum over the drawn classes of
+exp(score) / q_j is right on average (Horvitz and Thompson 1952). The sum over all is reached where every q_j is 1.
+
 Shapes: B samples of this rank, T of all ranks, M the most of one, W ranks, V length of a vector, N classes of this
 rank, K those of the step, R classes of a block, P samples whose class is in the block.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headrace.trainer.classes.class_draws import ClassDraws
-from headrace.trainer.classes.class_rows import ClassRows
-from headrace.trainer.classes.margins import Margins, cosines, scores
+from headrace.kernel_cache import njit
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, mix_reference
+from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
 
 BLOCK = 8192
 """Classes that are scored at a time. Sums depend on it."""
+SLICE_CLASSES = 16
+"""Slices are a multiple of so many classes, but for the last one."""
+DRAWN = 1024
+"""Classes whose initial weights come from one seed."""
+ALMOST_ONE = 1 - 1e-6
+"""Cosines of larger size have no gradient through the angle, which would be infinite at 1."""
+UNIT = 2.0**-53
+"""The 53 high bits of a hash times this are from 0 to 1."""
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Sampler = Literal["uniform", "log_uniform"]
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Scale and margins of the scores."""
+
+    scale: float
+    m1: float = 1.0
+    m2: float = 0.0
+    m3: float = 0.0
+
+    def of_target(self, cosine: Tensor) -> Tensor:
+        """The scores of right classes by their cosines."""
+        if self.m1 != 1 or self.m2:
+            cosine = torch.cos(self.m1 * torch.acos(cosine.clamp(-ALMOST_ONE, ALMOST_ONE)) + self.m2)
+        return self.scale * (cosine - self.m3)
+
+
+def cosines(user_TV: Tensor, row_NV: Tensor) -> Tensor:
+    """(T, N) cosines of vectors of length 1 with rows of any length."""
+    return user_TV @ functional.normalize(row_NV, dim=1).t()
+
+
+def scores(user_TV: Tensor, row_NV: Tensor, target: tuple[Tensor, Tensor], margins: Margins) -> Tensor:
+    """(T, N) scores. `target`: (P,) samples and (P,) the columns of their classes."""
+    cosine_TN = cosines(user_TV, row_NV)
+    return (margins.scale * cosine_TN).index_put(target, margins.of_target(cosine_TN[target]))
+
+
+def slice_of(num_classes: int, rank: int, world: int) -> tuple[int, int]:
+    """The first class of a rank, and one past its last one."""
+    size = -(-num_classes // (world * SLICE_CLASSES)) * SLICE_CLASSES
+    return min(num_classes, rank * size), min(num_classes, (rank + 1) * size)
+
+
+def initial_rows(seed: int, dim: int, begin: int, end: int) -> Tensor:
+    """(N, V) the initial weights of the classes `begin` to `end`: normal, about 1 long."""
+    rows_NV = torch.empty(end - begin, dim)
+    for first in range(begin - begin % DRAWN, end, DRAWN):
+        generator = torch.Generator().manual_seed(derive(seed, "classes", first))
+        drawn = torch.randn(DRAWN, dim, generator=generator) / math.sqrt(dim)
+        low, high = max(first, begin), min(first + DRAWN, end)
+        rows_NV[low - begin : high - begin] = drawn[low - first : high - first]
+    return rows_NV
+
+
+class ClassRows:
+    """The weights of the slice of one rank, with their gradients.
+
+    Slices are of neighbouring classes, and equal, but for the last ones: rank r has those from r * size on. Initial
+    weights are a function of seed and class alone, so they do not depend on the number of ranks. The softmax writes the
+    gradient, and the dense strategy learns from it.
+    """
+
+    def __init__(self, num_classes: int, dim: int, rank: int, world: int, seed: int, device: torch.device) -> None:
+        self.num_classes, self.dim = num_classes, dim
+        self.begin, self.end = slice_of(num_classes, rank, world)
+        self.weights_NV = initial_rows(seed, dim, self.begin, self.end).to(device)
+        self.place_K: Tensor | None = None
+        """The classes with a gradient, from 0 in the slice; None: all."""
+        self.gradient_KV: Tensor | None = None
+        """None: there was no loss in the step."""
+        self.step = 0
+        """Number of steps of the job, from which draws follow."""
+
+    def clear(self) -> None:
+        """Drop the gradient of the step."""
+        self.place_K, self.gradient_KV = None, None
+
+
+def probabilities(sampler: Sampler, num_drawn: int, num_classes: int, begin: int, end: int) -> F64:
+    """(N,) the probability of each of the classes `begin` to `end`, so that about `num_drawn` of all are drawn.
+
+    "log_uniform" draws class j in proportion to log((j + 2) / (j + 1)): for classes numbered from the most common one.
+    """
+    if sampler == "uniform":
+        return np.full(end - begin, min(1.0, num_drawn / num_classes))
+    class_N = np.arange(begin, end, dtype=np.float64)
+    share_N: F64 = np.log1p(1 / (class_N + 1)) / np.log1p(num_classes)
+    return np.minimum(1.0, num_drawn * share_N)
+
+
+class ClassDraws:
+    """The draws of one rank's classes."""
+
+    def __init__(self, probability_N: F64, begin: int, seed: int) -> None:
+        """`begin`: number of the first class."""
+        self._probability_N, self._begin, self._seed = probability_N, begin, seed
+        self._drawn_N = np.zeros(len(probability_N), np.bool_)
+
+    def of_step(self, step: int, always_P: I64) -> tuple[I64, F64]:
+        """(K,) the classes of a step, from 0 in this rank's, ascending; and (K,) the logarithms of their probabilities.
+
+        `always_P`: classes that are among them in any case, with probability 1.
+        """
+        draw(np.uint64(derive(self._seed, "classes", step)), self._begin, self._probability_N, self._drawn_N)
+        self._drawn_N[always_P] = True
+        place_K = np.flatnonzero(self._drawn_N)
+        log_K = np.log(self._probability_N[place_K])
+        log_K[np.searchsorted(place_K, always_P)] = 0.0
+        return place_K, log_K
+
+
+@njit(nogil=True, cache=True)
+def draw(seed, begin, probability_N, drawn_N):  # type: ignore[no-untyped-def]
+    """Write which of the classes from `begin` on are drawn."""
+    for n in range(len(probability_N)):
+        hashed = mix(seed + np.uint64(begin + n + 1) * np.uint64(GOLDEN))
+        drawn_N[n] = np.float64(hashed >> np.uint64(11)) * UNIT < probability_N[n]
+
+
+def draw_reference(seed: int, begin: int, probability_N: F64) -> list[bool]:
+    """The plain twin of `draw`."""
+    hash_of: Callable[[int], int] = lambda number: mix_reference((seed + (number + 1) * GOLDEN) & MASK)  # noqa: E731
+    return [(hash_of(begin + n) >> 11) * UNIT < share for n, share in enumerate(probability_N.tolist())]
 
 
 @dataclass(frozen=True, slots=True)

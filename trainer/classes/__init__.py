@@ -1,1 +1,0 @@
-"""Large classes: a softmax over many items whose weights are divided over the ranks."""
