@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from headrace.errors import SpecError
 from headrace.registry import Registry
-from headrace.trainer.models.user_classes import check_class, import_class
+from headrace.trainer.user_classes import check_class, import_class
 
 MAX_SIZE = 65_536
 """Longest vector of a metric."""

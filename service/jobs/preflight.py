@@ -15,9 +15,9 @@ from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.launchers import check_launcher
-from headrace.trainer.models.user_classes import check_class
 from headrace.trainer.own_metrics import check_metric
 from headrace.trainer.rank0.logged_specs import replay_first
+from headrace.trainer.user_classes import check_class
 
 log = logging.getLogger(__name__)
 

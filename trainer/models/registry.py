@@ -14,7 +14,7 @@ from headrace.errors import SpecError
 from headrace.registry import Registry
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.settings import ModelSettings
-from headrace.trainer.models.user_classes import import_class, split_class
+from headrace.trainer.user_classes import import_class, split_class
 
 if TYPE_CHECKING:
     from torch import nn
