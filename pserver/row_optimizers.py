@@ -41,6 +41,8 @@ class RowOptimizer(Section):
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Keys that both parts have in common: `first_order_optimizer` has those of `optimizer`."""
+    lent: ClassVar[tuple[str, ...]] = ()
+    """Keys that a part without weights has from the other part, as its state is in every row all the same."""
     adds_up: ClassVar[bool] = False
     """Whether one step with a sum of gradients is all their steps, as train.mode = "geo" needs."""
 
@@ -108,6 +110,7 @@ class Adagrad(RowOptimizer):
     """Added to the root."""
 
     shared: ClassVar[tuple[str, ...]] = ("per",)
+    lent: ClassVar[tuple[str, ...]] = ("initial",)
 
     @override
     def numbers(self) -> list[float]:

@@ -197,7 +197,7 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
         unset = type(self).model_construct()
-        for name in MODES.names():
+        for name in MODES.own:  # a package's mode has no keys of its own
             for key, message in MODES.load(name).own.items() if name != self.mode else ():
                 if (value := attrgetter(key)(self)) != attrgetter(key)(unset):
                     raise ValueError(message.format(value=value, chosen=self.mode))

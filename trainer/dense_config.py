@@ -301,7 +301,7 @@ class DenseSection(Section):
         """Each setting of one strategy is there with that strategy only."""
         kind = self.kind
         kind.check(self)
-        for name in DENSE_STRATEGIES.names():
+        for name in DENSE_STRATEGIES.own:  # a package's strategy has no keys of its own
             for key, message in strategy_kind(name).own.items() if name != self.strategy else ():
                 if getattr(self, key):
                     raise ValueError(message.format(key=key, own=name, chosen=self.strategy))

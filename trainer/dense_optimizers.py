@@ -213,7 +213,7 @@ class DenseAdagrad(DenseOptimizer):
 
     @override
     def start(self, name: str) -> float:
-        return self.initial
+        return self.initial if name == "sum" else 0.0
 
     @override
     def first_state(self, weights: "Tensor") -> "State":

@@ -2,7 +2,8 @@
 
 `pserver.server.embedded.EmbeddedShards` holds a single shard itself; `pserver.client.remote.RemoteShards` routes keys
 to shard processes. Both run the same kernels in the same order, so rows are equal bit for bit.
-trainer.features.deduplication finds a batch's unique keys, pools rows, and sums a key's gradients within the batch.
+trainer.features.deduplication finds a batch's unique keys; trainer.features.pooling pools rows, and sums a key's
+gradients within the batch.
 
 Shapes: U unique keys of one batch in one table, D floats of a row's weights (first-order weight, then the vector).
 """

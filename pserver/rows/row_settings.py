@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS
-from headrace.pserver.row_optimizers import RowKernels
+from headrace.pserver.row_optimizers import RowKernels, RowOptimizer
 from headrace.pserver.rows.initial_values import DRAWS, initialise, spread_of
 from headrace.pserver.rows.slot_classes import SlotClasses, classes_of
 
@@ -40,6 +40,12 @@ def extends(section: TableSection) -> bool:
     return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
 
 
+def _starts(own: RowOptimizer, other: RowOptimizer, num_weights: int) -> list[list[float]]:
+    """The state that a part of a new row begins with; one without weights has some keys from the other part."""
+    lent = {} if num_weights else {key: getattr(other, key) for key in own.lent}
+    return own.model_copy(update=lent).state(num_weights)
+
+
 def optimizer_of(section: TableSection) -> TableOptimizer:
     """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
     vector, first = section.optimizer, section.first_order_optimizer or section.optimizer
@@ -54,8 +60,7 @@ def optimizer_of(section: TableSection) -> TableOptimizer:
         numbers = [section.bounds.low, section.bounds.high, *own.numbers()]
         settings[part, : len(numbers)] = numbers
     start, parts = list[float](), [0] * first_order + [1] * dim
-    of_first = (first if first_order else vector).state(first_order)  # a part without weights begins as the other one
-    of_vector = (vector if dim else first).state(dim)
+    of_first, of_vector = _starts(first, vector, first_order), _starts(vector, first, dim)
     for one, other in zip(of_first, of_vector, strict=True):
         start += [*one, *other]
         parts += [0] * len(one) + [1] * len(other)

@@ -26,7 +26,7 @@ from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.operation_queue import Operation
 from headrace.service.spec.job import LoadedJob
 from headrace.service.tables import forget as forgetting
-from headrace.service.tables import row, table_operations
+from headrace.service.tables import row, table_requests
 from headrace.service.tables.committed_tables import newest
 from headrace.trainer.job_status import Status
 
@@ -103,8 +103,8 @@ class Explanation(ResponseBody):
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
     if not status.tables:  # it does not run, and its launcher left no status
         with suppress(HeadraceError):
-            status = table_operations.committed_status(job, newest(job))
-    return [TableEntry(**finite(entry)) for entry in table_operations.entries_of(job, status)]
+            status = table_requests.committed_status(job, newest(job))
+    return [TableEntry(**finite(entry)) for entry in table_requests.entries_of(job, status)]
 
 
 @router.get("/tables", **authorized(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
@@ -150,8 +150,8 @@ def shrink(call: ActionCall, table: TableName, asked: ShrinkRequest) -> Operatio
 
     def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
-            return table_operations.dry_run(job, table, rule, deadline)
-        [shrunk] = table_operations.shrink(job, [table], {**rule, "allow": asked.allow}, deadline)
+            return table_requests.dry_run(job, table, rule, deadline)
+        [shrunk] = table_requests.shrink(job, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "counting rows") if asked.dry_run else ("shrink", "waiting for the next close")
@@ -221,7 +221,7 @@ def day_tick(call: ActionCall, asked: DayTickRequest | None = None) -> Operation
     store = call.job.store
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        day, version = table_operations.begin_day(store, None if asked is None else asked.to, deadline)
+        day, version = table_requests.begin_day(store, None if asked is None else asked.to, deadline)
         return {"day": day, "version": version}
 
     return call.start("day-tick", "waiting for the next close", ACT_S, work)

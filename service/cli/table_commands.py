@@ -114,21 +114,21 @@ def shrink(
     Example: headrace shrink job.toml --dry-run
     """
     from headrace.pserver.config import MAX_FLOAT32
-    from headrace.service.tables import table_operations
+    from headrace.service.tables import table_requests
 
     if delete_below is not None and not delete_below <= MAX_FLOAT32:
         raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
     loaded, deadline = load_run(job, overrides), Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
     ruled = rule != dict.fromkeys(rule)
-    chosen = table_operations.choose_tables(table_operations.tables_with_rules(loaded, deadline), table, ruled=ruled)
+    chosen = table_requests.choose_tables(table_requests.tables_with_rules(loaded, deadline), table, ruled=ruled)
     if not dry_run:
-        for report in table_operations.shrink(loaded, chosen, {**rule, "allow": allow}, deadline):
+        for report in table_requests.shrink(loaded, chosen, {**rule, "allow": allow}, deadline):
             print_printable(json.dumps(asdict(report)) if as_json else report)
         return
     for each in chosen:
-        answer = table_operations.dry_run(loaded, each, rule, deadline)
-        print_printable(json.dumps(answer) if as_json else "\n".join(table_operations.format_dry_run(answer)))
+        answer = table_requests.dry_run(loaded, each, rule, deadline)
+        print_printable(json.dumps(answer) if as_json else "\n".join(table_requests.format_dry_run(answer)))
 
 
 @app.command("tables", rich_help_panel=Panel.LOOK)
@@ -153,9 +153,9 @@ def tables_(
         with service_at(url, token) as client:
             found = list(client.items(path_of("jobs", name, "tables")))
     else:
-        from headrace.service.tables import table_operations
+        from headrace.service.tables import table_requests
 
-        found, commit = table_operations.local_tables(load_run(job, overrides), Deadline.after(timeout))
+        found, commit = table_requests.local_tables(load_run(job, overrides), Deadline.after(timeout))
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -207,9 +207,9 @@ def day_tick(
 
     Example: headrace day-tick job.toml
     """
-    from headrace.service.tables import table_operations
+    from headrace.service.tables import table_requests
 
-    day, version = table_operations.begin_day(load_run(job, overrides).store, to, Deadline.after(timeout))
+    day, version = table_requests.begin_day(load_run(job, overrides).store, to, Deadline.after(timeout))
     if as_json:
         print(json.dumps({"day": day, "version": version}))
         return

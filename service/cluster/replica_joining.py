@@ -51,7 +51,8 @@ def feed_answer(store: Path) -> FeedAnswer:
 
 @contextmanager
 def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
-    """Answer replicas at `cluster.listen` while a job of the local launcher runs; nobody where it is not set.
+    """Answer replicas at `cluster.listen` while a job runs whose workers are all on this machine; nobody where it is
+    not set.
 
     Raises SpecError and Unavailable where the address is not available.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.service.api.actions import JobAction
 from headrace.service.api.app import OFFERED
 from headrace.service.api.forms import FormContext, FormField
-from headrace.service.tables.table_operations import format_dry_run
+from headrace.service.tables.table_requests import format_dry_run
 from headrace.service.ui.format import format_count
 
 

@@ -190,7 +190,7 @@ class HandSweeper(Sweeper):
         HandSweeper.made.append(self)
 
     def sweep(self, table: Any) -> None:
-        self.sweeps.append(table.sweep())
+        self.sweeps.append(table.deletions.sweep())
 
     def go(self, pieces: int) -> None:
         while pieces and self.sweeps:

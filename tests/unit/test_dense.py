@@ -212,3 +212,8 @@ def test_another_dense_optimizer_starts_with_its_own_state_and_keeps_the_weights
     assert all(torch.equal(other.tensors()[name], saved[name]) for name in saved if name.startswith("model."))
     assert old != new or other.digest() == part.digest()
     learnt(other, after)
+
+
+def test_of_the_state_of_adagrad_the_sum_alone_begins_at_initial():
+    adagrad = DenseAdagrad(kind="adagrad", initial=0.25)
+    assert (adagrad.start("sum"), adagrad.start("residual.0")) == (0.25, 0.0)

@@ -20,10 +20,10 @@ from headrace.rpc.role import serve_role
 from headrace.service.cli.table_commands import _counting_note, _pair, app
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.spec.job import load_job
-from headrace.service.tables import row, table_operations
+from headrace.service.tables import row, table_requests
 from headrace.service.tables.forget import contains, drop_letters, prediction_files, remaining_copies, requests_of
 from headrace.service.tables.row import sign_of
-from headrace.service.tables.table_operations import current_day
+from headrace.service.tables.table_requests import current_day
 from headrace.service.tables.traces import Traces
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.job_status import Status, read
@@ -295,14 +295,14 @@ def test_more_rows_than_one_operation_takes_are_several():
 
 def test_tables_meant_are_the_one_named_or_those_with_a_rule():
     rules = {"a": False, "b": True}
-    assert table_operations.choose_tables(rules, None, ruled=False) == ["b"] and table_operations.choose_tables(
+    assert table_requests.choose_tables(rules, None, ruled=False) == ["b"] and table_requests.choose_tables(
         rules, "a", ruled=False
     ) == ["a"]
-    assert table_operations.choose_tables(rules, None, ruled=True) == ["a", "b"]
+    assert table_requests.choose_tables(rules, None, ruled=True) == ["a", "b"]
     with pytest.raises(SpecError, match="there is no table 'c'"):
-        table_operations.choose_tables(rules, "c", ruled=False)
+        table_requests.choose_tables(rules, "c", ruled=False)
     with pytest.raises(SpecError, match="no table has a rule that deletes rows"):
-        table_operations.choose_tables({"a": False}, None, ruled=False)
+        table_requests.choose_tables({"a": False}, None, ruled=False)
 
 
 def test_a_dry_run_in_words():
@@ -310,14 +310,14 @@ def test_a_dry_run_in_words():
         "table": "default", "rows": 1000, "going": 300, "fraction": 0.3, "max_fraction": 0.2,
         "below": {"user": 250}, "unseen": {"user": 20, "item": 30},
     }  # fmt: skip
-    assert table_operations.format_dry_run(answer) == [
+    assert table_requests.format_dry_run(answer) == [
         "table default: 300 of 1,000 rows would be deleted (30.0%; more than max_shrink_fraction = 20.0%: "
         "needs --allow)",
         "  slot   score below        unseen",
         "  user           250            20",
         "  item             0            30",
     ]
-    assert table_operations.format_dry_run({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
+    assert table_requests.format_dry_run({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
         "table default: 0 of 1,000 rows would be deleted (0.0%; within max_shrink_fraction = 20.0%)"
     ]
 
@@ -325,7 +325,7 @@ def test_a_dry_run_in_words():
 def test_a_shrink_says_how_many_rows_were_counted(rank0s):
     rank0s.run(1)
     rank0s.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
-    [shrunk] = table_operations.shrink(rank0s, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+    [shrunk] = table_requests.shrink(rank0s, ["default"], {"delete_below": 0.5, "allow": True}, soon())
     assert str(shrunk) == (
         "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted"
     )

@@ -151,6 +151,23 @@ def test_as_the_rules_of_paddle_do_it(kind):
     np.testing.assert_array_max_ulp(np.delete(slab[0], no_first_order[kind]), np.array(expected, np.float32), 4)
 
 
+@pytest.mark.parametrize(
+    ("first_order", "dim", "start"),
+    [(True, 1, [0.5, 0.625, 0.75, 0.875]), (False, 1, [0.5, 0.625, 0.75, 0.875]), (True, 0, [0.5, 0.625, 0.75, 0.875])],
+)
+def test_the_powers_of_a_part_without_weights_are_its_own(first_order, dim, start):
+    first = PaddleAdam(kind="paddle_adam", beta1=0.5, beta2=0.625)
+    vector = PaddleAdam(kind="paddle_adam", beta1=0.75, beta2=0.875)
+    section = TableSection(dim=dim, first_order=first_order, optimizer=vector, first_order_optimizer=first)
+    assert optimizer_of(section).start_state[-4:].tolist() == start
+
+
+def test_a_sum_of_adagrad_without_weights_begins_as_the_other_one():
+    first, vector = Adagrad(initial=0.25), Adagrad(initial=0.5)
+    section = TableSection(dim=2, first_order=False, optimizer=vector, first_order_optimizer=first)
+    assert optimizer_of(section).start_state.tolist() == [0.5, 0.5]
+
+
 def test_later_steps_of_paddles_adagrad_are_scaled_by_the_sum_before_them():
     section = TableSection(
         dim=3, optimizer=PaddleAdagrad(kind="paddle_adagrad", lr=0.5, initial_g2sum=3.0), bounds=Bounds(low=-9, high=9)

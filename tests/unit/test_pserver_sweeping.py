@@ -19,6 +19,7 @@ class Counted:
 
     def __init__(self):
         self.going_on, self.times = threading.Event(), 0
+        self.deletions = self
 
     def survey(self, shrink, stopping):
         self.times += 1
@@ -58,6 +59,7 @@ class Broken:
 
     def __init__(self):
         self.times = 0
+        self.deletions = self
 
     def survey(self, shrink, stopping):
         self.times += 1

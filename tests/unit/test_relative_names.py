@@ -277,6 +277,11 @@ def test_a_name_that_leads_elsewhere_is_the_error_of_its_owner(reader, what, tmp
     assert not [path for path in tmp_path.rglob("*outside*") if path.exists()]
 
 
+def test_the_error_of_a_commit_says_that_a_name_is_wrong(tmp_path):
+    with pytest.raises(CommitDamaged, match=r"its manifest has a wrong name: '\.\./out"):
+        parse_manifest(COMMIT, commit_text(files={"../out": FILE}))
+
+
 @pytest.mark.parametrize("what", NO_TEXT)
 @pytest.mark.parametrize("reader", [each for each in READERS if not any(key in each for key in KEYS_OF_OBJECTS)])
 def test_a_name_that_is_no_text_is_the_error_of_its_owner(reader, what, tmp_path):

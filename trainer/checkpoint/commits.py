@@ -26,6 +26,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.protocol.commit_parts import ShardCommitPart, check_files, check_objects
 from headrace.pserver.store.row_store import StoredFile
+from headrace.relative_names import InvalidName
 from headrace.trainer.fence.fence_records import COMMIT_NAME
 
 FORMAT = 3
@@ -50,7 +51,8 @@ class NewerFormat(CommitDamaged):
 
 
 class CommitManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All facts of a commit, or of a handover, in the order of its manifest.json. Raises InvalidName for its files."""
+    """All facts of a commit, or of a handover, in the order of its manifest.json. Raises InvalidName for names of files
+    that are none."""
 
     format: int
     job: str
@@ -211,7 +213,9 @@ def parse_manifest(name: str, text: bytes) -> CommitManifest:
             raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
         return typed(CommitManifest, manifest, "manifest")
     except NotUnderstood as error:
-        raise CommitDamaged(f"{name}: its manifest cannot be read: {error}") from error
+        why = error.__cause__ and error.__cause__.__cause__
+        has = f"has a wrong name: {why}" if isinstance(why, InvalidName) else f"cannot be read: {error}"
+        raise CommitDamaged(f"{name}: its manifest {has}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
 

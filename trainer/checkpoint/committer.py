@@ -1,6 +1,7 @@
 """The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
-The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what train.commit_state captured.
+The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what trainer.train.commit_state
+captured.
 
 HeadraceError
 +-- CommitFailed     nothing is left of it; the next commit may succeed

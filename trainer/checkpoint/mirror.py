@@ -181,7 +181,7 @@ class Mirror:
         self._read[commit.name] = known
 
     def catalog(self, deadline: Deadline) -> MirrorCatalog:
-        """The commits that have a manifest, newest first. Their files are not checked: see `missing`."""
+        """The commits that have a manifest, newest first. Their files are not checked: see `_missing`."""
         present = self.blobs.sizes(COMMITS, deadline)
         names = [name.removesuffix(SUFFIX) for name in present if name.endswith(SUFFIX)]
         self._read = {name: commit for name, commit in self._read.items() if name in names}

@@ -66,8 +66,11 @@ class TableLookup:
     keys: Keys
     num_samples: int
     inverse_N: I32
+    """Number of the key of each occurrence."""
     order_N: I32
+    """Occurrences by key, ascending."""
     start_U1: I32
+    """`order_N[start_U1[u] : start_U1[u + 1]]` are those of key u."""
     cell_N: I32 | None
     """Cell of each occurrence; None where occurrence n has cell n and all scales are 1."""
     scale_N: F32 | None

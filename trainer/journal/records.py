@@ -174,7 +174,8 @@ class SkipOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulOperation:
-    """The kernels of matrix products, from the next close on. A job without such a record has MKL everywhere."""
+    """The kernels of matrix products, from the first pass that closes after this record. A job without such a record
+    has MKL everywhere."""
 
     op: ClassVar[str] = "matmul"
     setting: str

@@ -1,8 +1,8 @@
 """Operations: changes of a job beside learning. Rank 0 logs them; they act at closes, in the log's order.
 
 A replay repeats the logged operations. A Decider logs operations by itself (trainer.rank0.shrinks,
-trainer.exports.coordinator), at a close or, through `Operator.note`, at any other time. The effect on rows is left to
-pserver.protocol.table_operations and the tables.
+trainer.exports.coordinator), at a close or, through `OperationRunner.note`, at any other time. The effect on rows is
+left to pserver.protocol.table_operations and the tables.
 """
 
 import threading

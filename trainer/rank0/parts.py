@@ -87,9 +87,9 @@ class RankZero:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises HeadraceError.
 
-        "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
-        whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address
-        of the live feed (trainer.train.model_feed).
+        "ask": log an "operation" (OperationRunner.ask); "dry_run": count the rows of a shrink (Shrinks.dry_run);
+        "tables": whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed":
+        the address of the live feed (trainer.train.model_feed).
         """
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),

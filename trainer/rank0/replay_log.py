@@ -41,7 +41,7 @@ def differences(logged: PassClose, found: PassClose) -> list[str]:
 
 
 class LogPlanJournal:
-    """Writes the planner's records to the log, on the planner's thread. See planner.Journal."""
+    """Writes the planner's records to the log, on the planner's thread. See planner.PlanJournal."""
 
     def __init__(self, joblog: Log) -> None:
         self._log = joblog

@@ -45,8 +45,8 @@ from headrace.trainer.train.reading import read_ahead
 from headrace.trainer.train.step import StepFacts, Stepper
 
 AHEAD_WAIT_S = 0.02
-"""Longest time all ranks wait for the plan of the next pass before they train this one; it is short for events that
-are there already."""
+"""Longest time all ranks wait for the plan of the next pass before they train this one; where events are there already,
+the plan comes sooner."""
 
 log = logging.getLogger(__name__)
 
