@@ -24,7 +24,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -127,7 +127,7 @@ class DataGenerator:
     def run(self) -> None:
         """Read events from stdin and write samples to stdout, in the protocol that the pipe asks for.
 
-        All other output of the process goes to stderr, so that it cannot corrupt the samples.
+        What your code prints meanwhile goes to stderr, so that it cannot corrupt the samples.
         """
         logging.basicConfig(stream=sys.stderr, format="%(message)s")
         if os.environ.get("HEADRACE_PROTOCOL") == "arrow":
@@ -146,11 +146,13 @@ class DataGenerator:
         if os.environ.get("HEADRACE_PROTOCOL") == "arrow":
             self.run()
             return
-        self._write_groups(line.decode(errors="surrogateescape") for line in _lines(sys.stdin.buffer))
+        with _samples_alone() as out:
+            self._write_groups(out, (line.decode(errors="surrogateescape") for line in _lines(sys.stdin.buffer)))
 
     def run_from_memory(self) -> None:
         """Paddle's: write the samples of `generate_sample(None)` to stdout."""
-        self._write_groups([None])
+        with _samples_alone() as out:
+            self._write_groups(out, [None])
 
     def _defines(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(DataGenerator, method)
@@ -179,18 +181,18 @@ class DataGenerator:
         """A sample as a line with its line feed."""
         return lines_of(self.job_slots, [SampleReader(*self._job())(dict(sample))])[0] + "\n"
 
-    def _write_groups(self, lines: Iterable[str | None]) -> None:
+    def _write_groups(self, out: IO[str], lines: Iterable[str | None]) -> None:
         group: list[Any] = []
         for line in lines:
-            for sample in self._paddle_samples(line):
+            for sample in self._paddle_samples(out, line):
                 group.append(sample)
                 if len(group) == self._batch_size:
-                    self._write_group(group)
+                    self._write_group(out, group)
                     group = []
-        self._write_group(group)
-        sys.stdout.flush()
+        self._write_group(out, group)
 
-    def _paddle_samples(self, line: str | None) -> list[PaddleSample]:
+    def _paddle_samples(self, out: IO[str], line: str | None) -> list[PaddleSample]:
+        """The samples of a line; if it raises, none, and the line of its error is written."""
         errors: dict[int, str] = {}
         with self._errors.rejecting(errors, 0):
             if line is not None:
@@ -198,13 +200,13 @@ class DataGenerator:
                     errors="surrogateescape"
                 ).decode()  # raises for a byte that is not UTF-8, which came as a surrogate
             return [sample for sample in self.generate_sample(line)() if sample is not None]
-        sys.stdout.write(error_line(errors[0]) + "\n")
+        out.write(error_line(errors[0]) + "\n")
         return []
 
-    def _write_group(self, group: list[Any]) -> None:
+    def _write_group(self, out: IO[str], group: list[Any]) -> None:
         if group:
             for number, sample in enumerate(self.generate_batch(group)()):
-                sys.stdout.write(self._written(number, sample))
+                out.write(self._written(number, sample))
 
     def _written(self, number: int, sample: PaddleSample) -> str:
         """A sample as a line; the line of its error if text cannot carry it. `number`: its place in its group."""
@@ -386,6 +388,19 @@ def _own_stdout() -> IO[bytes]:
     own = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
     return own
+
+
+@contextmanager
+def _samples_alone() -> Iterator[IO[str]]:
+    """Stdout for the samples only: what is printed inside goes to stderr, also by C code and child processes."""
+    sys.stdout.flush()
+    with open(os.dup(1), "w", encoding="utf-8", newline="") as own:
+        os.dup2(2, 1)
+        try:
+            yield own
+        finally:
+            sys.stdout.flush()
+            os.dup2(own.fileno(), 1)
 
 
 def _argument(name: str) -> str | None:

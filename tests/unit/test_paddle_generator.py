@@ -40,50 +40,94 @@ class Texts(fleet.MultiSlotStringDataGenerator):
         return samples
 
 
-def printed(generator, text: str, monkeypatch, capsys) -> list[str]:
+def printed(generator, text: str, monkeypatch, capfd) -> list[str]:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     generator.run_from_stdin()
-    return capsys.readouterr().out.splitlines()
+    return capfd.readouterr().out.splitlines()
 
 
-def test_numbers_are_printed_as_count_and_values(monkeypatch, capsys):
-    assert printed(Words(), "3 4\n5\n", monkeypatch, capsys) == ["2 3 4 1 0", "1 5 1 1"]
+def test_numbers_are_printed_as_count_and_values(monkeypatch, capfd):
+    assert printed(Words(), "3 4\n5\n", monkeypatch, capfd) == ["2 3 4 1 0", "1 5 1 1"]
 
 
-def test_texts_are_printed_as_they_are_and_an_empty_slot_as_0(monkeypatch, capsys):
-    assert printed(Texts(), "a b\n\n", monkeypatch, capsys) == ["2 a b 0", "0 0"]
+def test_texts_are_printed_as_they_are_and_an_empty_slot_as_0(monkeypatch, capfd):
+    assert printed(Texts(), "a b\n\n", monkeypatch, capfd) == ["2 a b 0", "0 0"]
 
 
-def test_generate_batch_may_reorder_and_drop_within_a_group(monkeypatch, capsys):
+def test_generate_batch_may_reorder_and_drop_within_a_group(monkeypatch, capfd):
     class Reversed(Words):
         def generate_batch(self, samples):
             return lambda: reversed([sample for sample in samples if sample[0][1] != [0]])
 
     generator = Reversed()
     generator.set_batch(3)
-    assert printed(generator, "1\n0\n2\n3\n4\n", monkeypatch, capsys) == ["1 2 1 1", "1 1 1 1", "1 4 1 1", "1 3 1 1"]
+    assert printed(generator, "1\n0\n2\n3\n4\n", monkeypatch, capfd) == ["1 2 1 1", "1 1 1 1", "1 4 1 1", "1 3 1 1"]
 
 
-def test_run_from_memory_prints_what_the_generator_makes_of_nothing(capsys):
+def test_run_from_memory_prints_what_the_generator_makes_of_nothing(capfd):
     class Two(fleet.MultiSlotDataGenerator):
         def generate_sample(self, line):
             assert line is None
             return lambda: iter([[("x", [1])], None, [("x", [2.5])]])
 
     Two().run_from_memory()
-    assert capsys.readouterr().out == "1 1\n1 2.5\n"
+    assert capfd.readouterr().out == "1 1\n1 2.5\n"
 
 
-def test_a_line_that_raises_is_told_and_the_others_go_on(monkeypatch, capsys):
-    lines = printed(Words(), "3\nx\n5\n", monkeypatch, capsys)
+NOISY = """
+import os
+from headrace.dataset import paddle as fleet
+
+class Noisy(fleet.MultiSlotDataGenerator):
+    def generate_sample(self, line):
+        print("printed in the call")
+        os.system("echo printed by a child")
+
+        def samples():
+            print("printed while samples are made")
+            yield [("x", [1 if line is None else int(line)])]
+
+        return samples
+
+    def generate_batch(self, samples):
+        print("printed for a group")
+        return super().generate_batch(samples)
+
+print("before")
+Noisy().run_from_stdin()
+Noisy().run_from_memory()
+print("after")
+"""
+
+
+def test_what_the_generator_prints_goes_to_stderr_while_it_runs(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    done = subprocess.run(
+        [sys.executable, "noisy.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(PACKAGES), "PATH": os.environ["PATH"]},
+        input=b"3\nx\n5\n",
+        capture_output=True,
+        check=True,
+    )
+    samples = done.stdout.decode().splitlines()
+    assert samples.pop(1).startswith("!ValueError: invalid literal")
+    assert samples == ["before", "1 3", "1 5", "1 1", "after"]
+    printed = done.stderr.decode()
+    assert printed.count("printed in the call") == printed.count("printed by a child") == 4
+    assert printed.count("printed while samples are made") == 4 and printed.count("printed for a group") == 2
+
+
+def test_a_line_that_raises_is_told_and_the_others_go_on(monkeypatch, capfd):
+    lines = printed(Words(), "3\nx\n5\n", monkeypatch, capfd)
     assert lines[0].startswith("!ValueError: invalid literal") and lines[1:] == ["1 3 1 1", "1 5 1 1"]
 
 
-def test_slots_that_the_spec_lacks_may_be_dropped(monkeypatch, capsys):
+def test_slots_that_the_spec_lacks_may_be_dropped(monkeypatch, capfd):
     monkeypatch.setenv("HEADRACE_SLOTS", '[["label","meta","float",1]]')
-    assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["2 3 4 1 0"]
+    assert printed(Words(), "3 4\n", monkeypatch, capfd) == ["2 3 4 1 0"]
     monkeypatch.setenv("HEADRACE_EXTRA", "drop")
-    assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["1 0"]
+    assert printed(Words(), "3 4\n", monkeypatch, capfd) == ["1 0"]
 
 
 @pytest.mark.parametrize(
