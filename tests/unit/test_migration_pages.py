@@ -25,9 +25,15 @@ PROMISED = {
 """Words of the first column of each page that the issue names."""
 
 
-def rows(page):
-    """The cells of each row of a page's table."""
+FLEET = "paddle", "Launching, and strategies of Fleet"
+"""The page and the section whose lines are those of a job file, too."""
+
+
+def rows(page, section=""):
+    """The cells of each row of a page's table, or of that in a section."""
     text = (ROOT / "docs" / "coming-from" / f"{page}.md").read_text()
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     found = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r" \| ", line.strip("| "))] for line in found][1:]
 
@@ -37,7 +43,8 @@ def settings(cell):
     return [line.replace(" = ", "=", 1) for line in re.findall(r"`([^`]+ = [^`]+)`", cell)]
 
 
-LINES = sorted({tuple(found) for page in PAGES for _, cell, *_ in rows(page) if (found := settings(cell))})
+TABLES = (*((page,) for page in PAGES), FLEET)
+LINES = sorted({tuple(found) for table in TABLES for _, cell, *_ in rows(*table) if (found := settings(cell))})
 
 
 @pytest.mark.parametrize("lines", LINES, ids=" and ".join)
@@ -53,6 +60,14 @@ def test_a_page_has_what_a_user_looks_for(page):
     assert [words for words in PROMISED[page] if words not in first] == []
     assert all(len(row) in (2, 3) for row in rows(page))
     assert all(cell == "none" or settings(cell) or cell == "the same line" for _, cell, *_ in rows(page))
+
+
+def test_each_strategy_of_fleet_has_a_line():
+    found = rows(*FLEET)
+    assert all(len(row) in (2, 3) and settings(row[1]) for row in found)
+    first = " ".join(cell for cell, *_ in found)
+    strategies = ("dgc", "amp", "recompute", "gradient_merge", "lars", "lamb", "pipeline", "use_hierarchical_allreduce")
+    assert [name for name in strategies if f"strategy.{name}" not in first] == [] and "fleetrun" in first
 
 
 def lines_of_paddle():
