@@ -4,7 +4,7 @@ PserverError
 +-- ShardUnavailable   no answer; the same call may succeed later              exit code 75
 +-- StepTimedOut       a rank waited for others longer than its deadline       exit code 75
 +-- StaleGeneration    the caller belongs to workers that were replaced        exit code 75
-+-- BadRequest         a bug or a mismatch of versions; never retried
++-- InvalidShardCall   a bug or a mismatch of versions; never retried
 |   +-- MessageTooLarge  a step does not fit into one message
 +-- StoreFailed        a disk is full or fails; the same call may succeed later
 +-- PartsUnavailable   the object store with parts of commits does not answer  exit code 75

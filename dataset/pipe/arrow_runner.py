@@ -64,7 +64,7 @@ class AnswerStream:
 
 
 class ArrowRunner:
-    """A `pipe.work.Runner` of the Arrow protocol."""
+    """A `dataset.pipe.segment_work.PipeRunner` of the Arrow protocol."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ OUTPUT_BYTES, OUTPUT_FACTOR = 64 << 20, 1024
 
 
 class MultiSlotRunner:
-    """A `pipe.work.Runner` of the MultiSlot protocol."""
+    """A `dataset.pipe.segment_work.PipeRunner` of the MultiSlot protocol."""
 
     def __init__(
         self, command: Command, idle_s: float, schema: Schema, event_time: EventTime, masks: Mapping[str, str]

@@ -97,7 +97,7 @@ class PipeProcess:
             raise self.failure("closed its input before it had read all events")
 
     def failure(self, what: str) -> PipeProcessFailed:
-        """A ChildFailed with the exit code and the last lines of the process."""
+        """A PipeProcessFailed with the exit code and the last lines of the process."""
         self._drain_stderr()
         return PipeProcessFailed(what, self._process.code, self._stderr.tail())
 

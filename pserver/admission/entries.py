@@ -2,7 +2,7 @@
 
     probability    the key's draw is below p: fixed for ever, nothing is stored
     count          its shows reach n                  } counted in sketches (sketch.py)
-    show_click     its score reaches the threshold    } or key by key (exact.py)
+    show_click     its score reaches the threshold    } or key by key (exact_counts.py)
 
 **Counting.** A key that `probability` refuses is refused for good and counted nowhere, so it takes no counter. For
 every other key *each* entry counts *every* record, whatever the other entries say, so no entry starves another. A

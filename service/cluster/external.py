@@ -54,7 +54,7 @@ from headrace.service.spec.launchers import JobLauncher
 
 # A worker that an agent runs, as the external launcher holds it.
 #
-# The agent's reports come on threads of the rendezvous; service.cluster.external passes them on.
+# The agent's reports come on threads of the rendezvous.
 
 
 class RemoteWorker:

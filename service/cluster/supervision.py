@@ -1,8 +1,8 @@
 """Decides what to do when a worker ends, a stop is requested, or time runs out. Pure.
 
 `Supervision.step` takes an event and the time and returns effects, each with its reason in words.
-service.cluster.generation carries them out. Any death ends the generation; service.cluster.supervision decides whether
-another one follows.
+service.cluster.generation carries them out. Any death ends the generation; the second part of this module decides
+whether another one follows.
 """
 
 import signal
@@ -248,8 +248,7 @@ class Supervision:
 
 # Decides whether a generation that died is followed by another one, and bounds the number of restarts. Pure.
 #
-# The end of a generation is judged in service.cluster.supervision; the next one is started by
-# service.cluster.job_runner.
+# The end of a generation is judged above; the next one is started by service.cluster.job_runner.
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
 """The first death without progress is followed by a restart at once, the second after the first pause. Each further

@@ -36,8 +36,6 @@ from headrace.trainer.journal.log import read_history
 from headrace.trainer.journal.log_file import AnyRecord, RecordPlace, file_name, record_of
 
 # Workers that are stopped while their launcher takes them for dead, as on a machine that is cut off for a while.
-#
-# service.faults.injection decides when a worker is stopped and when it continues.
 
 MAX_LINES = 100
 """Lines of output kept of a process that was taken for dead."""

@@ -1,6 +1,6 @@
 """Runs a job undisturbed, then repeatedly with deaths, in stores of its own, and compares the results.
 
-service.faults.injection kills the workers; service.faults.rounds shows the results.
+service.faults.injection kills the workers; service.cli.fault_output prints the results.
 """
 
 import json

@@ -6,9 +6,9 @@ HeadraceError
     +-- UnknownOperation   there is no operation with that id (any more)
     +-- JobExists          there is already a job of that name
     +-- StillRunning       the job must end first
-    +-- NotNow             the action is not possible in the present state of the job
+    +-- WrongPhase         the action is not possible in the present state of the job
     +-- NotHosted          only the service can do this, not a foreground run
-    +-- TooMany            a limit of the service's configuration is reached; a later attempt may succeed
+    +-- LimitReached       a limit of the service's configuration is reached; a later attempt may succeed
     +-- Cancelled          an operation was cancelled by a user
 """
 

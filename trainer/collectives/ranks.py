@@ -488,7 +488,7 @@ F64 = NDArray[np.float64]
 
 ALL_REDUCE = "all_reduce"
 KINDS = ("sum_floats", ALL_REDUCE, "sum")
-"""Collectives of a step, by their names in trainer.collectives.ranks; at most one call of each in a step."""
+"""Collectives of a step, by the names of methods of Ranks; at most one call of each in a step."""
 
 
 class CollectiveWaits:

@@ -1,8 +1,8 @@
 """Joins impressions with their clicks, between the reading of a pass and its batches.
 
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
-that the shards hold what the version before left waiting. It gives events back that cannot be joined, to be rejected
-(trainer.features.join_reader). Then it sends the others, and gets back the samples that have their labels: those that
+that the shards hold what the version before left waiting. It gives events back that cannot be joined, to be rejected.
+Then it sends the others, and gets back the samples that have their labels: those that
 its own events release, each in the place of its event, and its share of the impressions whose window ends in the pass,
 each where it ends. All of them are in the order in which events count (pserver.rows.join_order), so that batches have
 positives and negatives wherever the stream has.

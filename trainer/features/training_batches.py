@@ -33,7 +33,7 @@ class TrainingBatch:
     weight_B: Mapping[str, F32]
     """By task: the sample's weight, 0 where masked."""
     ends: tuple[int, ...]
-    """One past the last sample of each micro-batch; see trainer.features.training_batches."""
+    """One past the last sample of each micro-batch."""
 
 
 def prepared(

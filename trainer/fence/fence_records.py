@@ -1,7 +1,7 @@
 """The records of the fence: their content, and their form as JSON.
 
-Each record is one object of the store, `fence/<number>`, which is put only if absent. trainer.fence.fence_records is
-the meaning of all records together, trainer.fence.fence_sequence puts and reads them.
+Each record is one object of the store, `fence/<number>`, which is put only if absent. trainer.fence.fence_sequence
+puts and reads them.
 """
 
 import json

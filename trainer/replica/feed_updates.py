@@ -2,7 +2,7 @@
 
 A version is returned once every shard and rank 0 have sent all of it. Of several versions of a key the newest counts. A
 base is read while training goes on, and changes during that time are sent again; so the first version that every part
-sends after its base is exact. trainer.replica.feed_address finds the feed; trainer.replica.feed_updates merges parts.
+sends after its base is exact. trainer.replica.feed_address finds the feed.
 
 When a part of the feed breaks, all of it is closed. The next call subscribes again from the version returned last: the
 job then sends what changed since, or everything where it does not know that any more.
@@ -358,7 +358,7 @@ log = logging.getLogger(__name__)
 
 
 class PositionedFeed(ReplicaUpdates, Protocol):
-    """A feed that knows its last version: see trainer.replica.feed_updates.FeedUpdates."""
+    """A feed that knows its last version: see FeedUpdates."""
 
     held: FeedPosition | None
 

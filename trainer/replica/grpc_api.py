@@ -1,7 +1,7 @@
 """The gRPC API of a replica: GRPCInferenceService of the Open Inference Protocol, with the token and TLS of HTTP.
 
 Every call is declared as one with a stream of messages, of which it reads the first: so the token is checked before a
-message is read, and a slow sender holds no thread. trainer.replica.grpc_api reads and writes the messages.
+message is read, and a slow sender holds no thread.
 """
 
 import asyncio

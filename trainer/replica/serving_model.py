@@ -147,7 +147,7 @@ class InferenceInputs:
     events: Sequence[int] | None = None
     """(B,) the event of each sample, where a request has raw events."""
     left_out: tuple[str, ...] = ()
-    """Slots that the job fills and the request lacks: trainer.replica.serving_model fills them."""
+    """Slots that the job fills and the request lacks: they are filled here."""
     time_s_B: F64 | None = None
     """(B,) unix seconds at which windows of counters end; None: now."""
 
@@ -310,7 +310,7 @@ def _golden_signs(table: SlotLayout, samples: pa.Table, left_out: Sequence[str])
 
 # Fills slots with histories and counters of the served version, where a request leaves them out.
 #
-# Shapes: B samples, U unique keys, D floats of a row; as in trainer.replica.serving_model.
+# Shapes: B samples, U unique keys, D floats of a row; as above.
 
 
 class MemoryMissing(BadInput):

@@ -118,7 +118,7 @@ class Observer:
         return days
 
     def take_signals(self) -> list[str]:
-        """Return which inputs of row statistics occurred in the pass (trainer.train.observer), and forget them."""
+        """Return which inputs of row statistics occurred in the pass, and forget them."""
         return self._signals.take()
 
     def take_times_s(self) -> tuple[float, float] | None:
