@@ -38,21 +38,22 @@ def exported(store: Path, stream: str, job: str = "small") -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
-    """Three and a third hours, over a midnight at which rows go."""
-    job = write_timed_job(tmp_path, HOURLY)
+    """Three and a third hours in two runs, with a midnight in the second at which rows go."""
     going = ("tables.default.delete_below=0.15", "tables.default.max_shrink_fraction=1.0")
-    ended = headrace(job, f"cluster.shards={shards}", *going, SLOWLY)
-    assert ended.code == 0, ended.output
+    for num_lines in (800, 2000):  # each end of the stream has its export, however slow the exporter is
+        job = write_timed_job(tmp_path, HOURLY, num_lines)
+        ended = headrace(job, f"cluster.shards={shards}", *going, SLOWLY)
+        assert ended.code == 0, ended.output
     main, whole = (exported(tmp_path / "store", stream) for stream in ("main", "whole"))
     told = manifests(main)
     assert told[0]["kind"] == "base" and told[0]["why"] == "each 30m; a base, for it is the stream's first"
-    assert told[-1]["why"] in ("the end of the stream", "each 30m") and len(told) >= 4
+    assert told[-1]["why"] in ("the end of the stream", "each 30m") and len(told) >= 2
     assert sum(each["tables"]["default"]["tombstones"] for each in told) > 0
     for parent, child in zip(told, told[1:], strict=False):
         assert child["kind"] == "delta" and child["parent"]["name"] == parent["name"]
         assert child["event_time"][0] > parent["event_time"][1], "what came after the parent"
     assert told[0]["event_time"][0] == BEGIN_S and told[0]["event_time"][1] >= BEGIN_S + 1800
-    (base,) = manifests(whole)  # of the last pass, perhaps one of no events later or earlier than the last delta
+    base = manifests(whole)[-1]  # of the last pass, perhaps one of no events later or earlier than the last delta
     assert replayed(main) == rows_of(whole / base["timeline"] / base["name"]) != {}
     current = json.loads((main / "current.json").read_text())
     assert current["path"] == f"t1/{told[-1]['name']}"
