@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.event_reader import InvalidSchema
 from headrace.dataset.features.plain_rows import Unreadable
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.documents import MAX_DEPTH, InvalidDocument, parse
 from headrace.validation import nearest
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.kernel_cache import njit
 from headrace.lists import offsets_of
 

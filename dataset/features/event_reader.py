@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headrace.dataset.features.decoding import Decoded, EventField
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
+from headrace.dataset.spec.event_format import Decoded, EventField
 from headrace.errors import BadInput
 
 

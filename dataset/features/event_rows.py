@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.dataset.features.cells import Cells, cells_of
 from headrace.dataset.features.conversion import as_lists, is_list, list_parts
-from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
 from headrace.dataset.features.slot_rules import is_below
+from headrace.dataset.spec.event_format import Decoded, EventField, FieldKind
 from headrace.errors import BadInput
 
 MAX_REPEATED, MAX_REPEATED_BYTES = 1 << 20, 2_000_000

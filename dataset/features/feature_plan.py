@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.dataset.features.cells import Cells
-from headrace.dataset.features.decoding import Decoded, Decoder
-from headrace.dataset.features.event_decoders import PATIENCE_S, make_decoder
 from headrace.dataset.features.event_rows import EventRows
 from headrace.dataset.features.slot_features import crossed_of, dense_of, meta_of, sign_lists, signs_of
 from headrace.dataset.features.slot_rules import check_slot_features, fields_of
 from headrace.dataset.formats.arrow_columns import META_TYPES
 from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SlotKind
+from headrace.dataset.spec.event_format import PATIENCE_S, Decoded, Decoder
 from headrace.dataset.spec.schema import Schema
 
 
@@ -44,7 +43,7 @@ class FeaturePlan:
         check_slot_features(pipe, list({id(slot.entry): slot.entry for slot in schema.slots}.values()))
         self.fields = fields_of(pipe, schema)
         self._explode, self._slots = pipe.explode, schema
-        self._decoder = decoder or make_decoder(pipe, self.fields, folder, patience_s)
+        self._decoder = decoder or pipe.open_decoder(self.fields, folder, patience_s)
         self.schema = answer_schema(schema)
 
     def apply(self, events: pa.BinaryArray) -> pa.RecordBatch:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from headrace import documents
 from headrace.dataset.features.conversion import as_lists, conform, is_list
-from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
-from headrace.dataset.spec.config import FIELD_SEPARATOR
+from headrace.dataset.spec.event_format import Decoded, EventField, FieldKind
+from headrace.dataset.spec.feature_keys import FIELD_SEPARATOR
 from headrace.dataset.stream.event_values import find_single_objects
 
 OBSERVED = 16
@@ -52,14 +52,14 @@ class Layout:
 
 
 class JsonDecoder:
-    """A `dataset.features.decoding.Decoder` of JSON objects. Any thread may call it."""
+    """A `dataset.spec.event_format.Decoder` of JSON objects. Any thread may call it."""
 
     def __init__(self, fields: Sequence[EventField]) -> None:
         self._fields = tuple(fields)
         self._layout = layout_of(self._fields, {})
 
     def decode(self, events: pa.BinaryArray) -> Decoded:
-        """The fields of the events; see dataset.features.decoding.Decoder."""
+        """The fields of the events; see dataset.spec.event_format.Decoder."""
         fit_E = np.zeros(len(events), np.bool_)
         offset_E1, data, buffer = _parts(events)
         find_single_objects(data, offset_E1[:-1], offset_E1[1:], documents.MAX_DEPTH, fit_E)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.dataset.features.conversion import BadValue, plain_value
-from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
+from headrace.dataset.spec.event_format import Decoded, EventField, FieldKind
 
 MAX_LISTED = 1 << 20
 """Most elements of a list in an event; an event with more is rejected."""

@@ -24,12 +24,11 @@ from google.protobuf import (
 )
 
 from headrace.dataset.features.conversion import BadValue
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.event_reader import InvalidSchema
 from headrace.dataset.features.plain_rows import Unreadable
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.validation import nearest
 
-MAX_SCHEMA_BYTES = 4 << 20
 MAX_FILES = 256
 """Most files of a FileDescriptorSet."""
 WELL_KNOWN = {

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headrace.dataset.features.decoding import Decoded, EventField
 from headrace.dataset.features.event_reader import EventReader, InvalidSchema
+from headrace.dataset.features.format_kinds import SchemaFormat
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
-from headrace.dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
-from headrace.dataset.features.schema_registry import RegisteredSchema, SchemaNotThere, SchemaTexts, UnknownSchema
+from headrace.dataset.features.schema_registry import SchemaNotThere, SchemaTexts, UnknownSchema
+from headrace.dataset.spec.event_format import Decoded, EventField
 from headrace.dataset.stream.errors import SourceUnavailable
 
 HEAD_BYTES = 5
@@ -41,14 +41,14 @@ class RegistryDecoder:
         self,
         texts: SchemaTexts,
         fields: Sequence[EventField],
+        kind: SchemaFormat,
         *,
-        protobuf: bool,
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`patience_s`: how long an id that the registry does not know raises SourceUnavailable too, so that the caller
         asks again; then its events are rejected. 0: at once."""
-        self._texts, self._fields, self._protobuf = texts, fields, protobuf
+        self._texts, self._fields, self._kind = texts, fields, kind
         self._patience_s, self._clock = patience_s, clock
         self._missed_since_s: float | None = None
         self._readers: OrderedDict[tuple[int, Place], EventReader] = OrderedDict()
@@ -81,7 +81,7 @@ class RegistryDecoder:
         self, event: bytes, unknown: dict[tuple[int, Place], Unreadable], missing: list[str]
     ) -> Mapping[str, Any] | Unreadable:
         try:
-            number, place, begin = split_frame(event, protobuf=self._protobuf)
+            number, place, begin = split_frame(event, has_place=self._kind.has_places)
         except BadFrame as error:
             return Unreadable(str(error))
         key = number, place
@@ -102,11 +102,11 @@ class RegistryDecoder:
         key = number, place
         if key not in self._readers:
             schema = self._texts.schema(number)
-            wanted = "PROTOBUF" if self._protobuf else "AVRO"
+            wanted = self._kind.registry_type
             if schema.kind != wanted:
                 raise UnknownSchema(f"{self._texts.name(number)} is of type {schema.kind}; the job reads {wanted}")
             try:
-                reader = open_protobuf(schema, place, self._fields) if self._protobuf else open_avro(schema)
+                reader = self._kind.reader_of(schema, place, self._fields)
             except InvalidSchema as error:
                 raise UnknownSchema(f"{self._texts.name(number)} {error}") from None
             if len(self._readers) >= MAX_SCHEMAS:
@@ -116,28 +116,12 @@ class RegistryDecoder:
         return self._readers[key]
 
 
-def open_avro(schema: RegisteredSchema) -> EventReader:
-    """The reader of a schema of Avro. Raises InvalidSchema."""
-    from headrace.dataset.features.avro_events import AvroEvents
-
-    return AvroEvents(schema.text, [each.text for each in schema.references])
-
-
-def open_protobuf(schema: RegisteredSchema, place: Place, fields: Sequence[EventField]) -> EventReader:
-    """The reader of the message at a place of a schema. Raises InvalidSchema."""
-    try:
-        files = [each.descriptor for each in (*schema.references, schema)]
-    except ValueError as error:
-        raise InvalidSchema(str(error)) from None
-    return ProtobufEvents(ProtobufSchema(files).message_at(place), fields)
-
-
-def split_frame(event: bytes, *, protobuf: bool) -> tuple[int, Place, int]:
+def split_frame(event: bytes, *, has_place: bool) -> tuple[int, Place, int]:
     """The id of an event's schema, the place of its message, and where the event begins. Raises BadFrame."""
     if len(event) < HEAD_BYTES or event[0] != 0:
         raise BadFrame("the event does not begin with a zero byte and the id of a schema, as events of a registry do")
     number = int.from_bytes(event[1:HEAD_BYTES], "big")
-    if not protobuf:
+    if not has_place:
         return number, (), HEAD_BYTES
     count, at = _varint(event, HEAD_BYTES)
     if count == 0:  # short for the first message

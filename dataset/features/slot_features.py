@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from headrace.dataset.features.cells import Cells, cross, part_of_time, seconds_of, split_texts
 from headrace.dataset.features.conversion import conform
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.event_rows import EventRows
 from headrace.dataset.features.feature_kernels import find_members, hash_signs, log_values
 from headrace.dataset.features.slot_rules import source_of
 from headrace.dataset.formats.arrow_columns import META_TYPES
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.dataset.spec.feature_keys import TimeUnit
 from headrace.dataset.spec.schema import Slot
 from headrace.errors import BadInput

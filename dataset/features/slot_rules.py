@@ -5,18 +5,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
-from headrace.dataset.spec.config import (
-    FIELD_SEPARATOR,
-    AnyPipe,
-    ColumnsPipe,
-    DenseSlot,
-    MetaSlot,
-    SlotEntry,
-    SparseSlot,
-)
-from headrace.dataset.spec.feature_keys import TimeUnit
+from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, DenseSlot, MetaSlot, SlotEntry, SparseSlot
+from headrace.dataset.spec.event_format import EventField, FieldKind
+from headrace.dataset.spec.feature_keys import FIELD_SEPARATOR, TimeUnit
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import SpecError
 from headrace.validation import nearest

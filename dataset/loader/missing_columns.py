@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import documents
-from headrace.dataset.features.decoding import EventField
 from headrace.dataset.features.slot_rules import fields_of
 from headrace.dataset.pipe.segment_work import PipeInput
-from headrace.dataset.spec.config import FIELD_SEPARATOR, AnyPipe, ColumnsPipe, SourceSection
+from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, SourceSection
+from headrace.dataset.spec.event_format import EventField
+from headrace.dataset.spec.feature_keys import FIELD_SEPARATOR
 from headrace.dataset.spec.schema import Schema
 from headrace.validation import nearest
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headrace.dataset.features.event_decoders import PATIENCE_S
 from headrace.dataset.features.event_rows import LargeBlock
 from headrace.dataset.features.feature_plan import FeaturePlan
 from headrace.dataset.pipe.answer_samples import AnswerSamples, merge_events, rebatch
@@ -18,6 +17,7 @@ from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import ColumnsPipe, EventTime
+from headrace.dataset.spec.event_format import PATIENCE_S
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.errors import PipeFailed, SourceUnavailable
 from headrace.dataset.stream.source import Events

@@ -67,9 +67,7 @@ def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
     if isinstance(config, PipeSection):
         prepare_command(config, schema, folder)
     else:
-        from headrace.dataset.features.event_decoders import make_decoder  # late: Numba and pyarrow load slowly
-
-        make_decoder(config, fields_of(config, schema), folder)
+        config.open_decoder(fields_of(config, schema), folder)
 
 
 def old_name_hint(config: AnyPipe, folder: Path) -> str | None:

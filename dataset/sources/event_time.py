@@ -15,7 +15,8 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from headrace import documents
-from headrace.dataset.spec.config import FIELD_SEPARATOR, EventTime
+from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.feature_keys import FIELD_SEPARATOR
 from headrace.dataset.stream.event_values import LINE_FEED, bytes_of, concat_values, find_single_objects
 from headrace.dataset.stream.source import Events
 from headrace.validation import nearest

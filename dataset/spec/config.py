@@ -58,8 +58,6 @@ RECORD_CLOCK = "record"
 """The clock of sources whose events have times: time stamps of records, or a field of a file's events."""
 READ_AHEAD_BYTES = 512 << 20
 """Bytes of events and samples that a trainer reads ahead, if the job does not say."""
-FIELD_SEPARATOR = "."
-"""Between the names of a path: "user.id" is field "id" of field "user"."""
 MAX_EPOCHS = 100
 """Upper limit of `epochs`: each epoch adds its own partitions to log and commits."""
 MAX_SOURCES = 16

@@ -1,19 +1,138 @@
-"""The keys of a columns pipe about the format of its events: JSON, or Avro and Protobuf and where their schemas are."""
+"""Formats of events: the keys of a columns pipe about them, and the protocol of a format and of its decoder.
 
-from collections.abc import Mapping
-from pathlib import PurePosixPath
-from typing import Annotated, ClassVar, Literal
+A format (JSON, Avro, ...) knows nothing of slots: it decodes the fields of events that are asked for.
+dataset.features.format_kinds has Headrace's own; dataset.features.conversion has the rules by which values become whole
+numbers, numbers or text.
+
+Shapes: E events.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from headrace.address import is_loopback
 from headrace.config import Section
+from headrace.dataset.spec.feature_keys import FIELD_SEPARATOR
+from headrace.errors import SpecError
+from headrace.registry import Registry
 from headrace.secrets import FORMS, is_reference
 from headrace.text_kinds import TextKind
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MAX_URL = 1024
 """Longest URL of a registry."""
+PATIENCE_S = 60.0
+"""How long an id that a schema registry does not know is asked for again, before its events are rejected."""
+
+
+class FieldKind(StrEnum):
+    """The type that a field is read as; see dataset.features.conversion for the rules."""
+
+    WHOLE = "whole"
+    """Whole numbers of 64 bits: int64 if `signed`, else uint64."""
+    NUMBER = "number"
+    """float64."""
+    TEXT = "text"
+    """utf8."""
+    LENGTH = "length"
+    """Only the number of elements of a list is used: int64."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EventField:
+    """A field of events that the plan asks for."""
+
+    path: str
+    """Names with dots between: "user.id". A list on the way gives a list: of `{"items": [{"id": 1}, {"id": 2}]}`,
+    "items.id" is [1, 2]. A list inside a list is refused."""
+    kind: FieldKind
+    signed: bool = False
+    """Whether whole numbers may be negative."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its path, from the outside in."""
+        return tuple(self.path.split(FIELD_SEPARATOR))
+
+    @property
+    def type(self) -> "pa.DataType":
+        """The Arrow type of its values."""
+        import pyarrow as pa  # late: the check of a job file imports this module
+
+        match self.kind:
+            case FieldKind.WHOLE:
+                return pa.int64() if self.signed else pa.uint64()
+            case FieldKind.NUMBER:
+                return pa.float64()
+            case FieldKind.TEXT:
+                return pa.utf8()
+            case FieldKind.LENGTH:
+                return pa.int64()
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The fields of some events."""
+
+    fields: "pa.RecordBatch"
+    """E rows. One column for each field that was asked for, in that order, under its path: of the field's type, or a
+    list of it. Null: the event lacks the field, or the field is null. A column may be of lists although some of its
+    events have a single value: then each is a list of one. Values of events in `errors` are not used."""
+    errors: Sequence[tuple[int, str]]
+    """Events that are rejected, and why, in order of events, each at most once. A text that begins with "not UTF-8" is
+    counted under that reason."""
+
+
+class Decoder(Protocol):
+    """Decodes events of one format. One thread at a time may call it.
+
+    The answer for an event depends on the event alone: not on its neighbours, and not on events decoded before.
+    """
+
+    def decode(self, events: "pa.BinaryArray") -> Decoded:
+        """The fields of the events; an event that cannot be read is in `errors`, and never raises."""
+        ...
+
+
+class FormatKind:
+    """A format of events, as `pipe.format` names it. Its settings are keys of the pipe."""
+
+    def check(self, pipe: "EventFormat") -> None:
+        """Raise ValueError for keys of the pipe that are missing, or do not go with it."""
+        for key in ("schema_file", "registry", "message"):
+            if getattr(pipe, key) is not None:
+                raise ValueError(f'{key} is for formats with a schema; format = "{pipe.format}" has none')
+
+    def open(
+        self, pipe: "EventFormat", fields: Sequence[EventField], folder: Path | None, patience_s: float
+    ) -> Decoder:
+        """A decoder of the job's events that gives `fields`; see EventFormat.open_decoder."""
+        raise NotImplementedError
+
+
+FORMATS = Registry(
+    kind="format of events",
+    group="headrace.formats",
+    base=FormatKind,
+    own={
+        "json": "dataset.features.format_kinds:JsonFormat",
+        "avro": "dataset.features.format_kinds:AvroFormat",
+        "protobuf": "dataset.features.format_kinds:ProtobufFormat",
+    },
+)
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(FORMATS.names())]
 
 
 class EventFormat(Section):
@@ -26,7 +145,7 @@ class EventFormat(Section):
         "registry_credentials": TextKind.SECRET,
     }
 
-    format: Literal["json", "avro", "protobuf"] = "json"
+    format: FormatName = "json"
     """"json": one object each. "avro" and "protobuf": one record or message each, without the header of a file; they
     need schema_file or registry."""
     schema_file: Annotated[str, Field(min_length=1, max_length=4095)] | None = None
@@ -62,20 +181,9 @@ class EventFormat(Section):
 
     @model_validator(mode="after")
     def _has_a_schema(self) -> "EventFormat":
-        given = [name for name in ("schema_file", "registry") if getattr(self, name) is not None]
-        if self.format == "json" and (given or self.message is not None):
-            raise ValueError(f'{(*given, "message")[0]} is for format = "avro" or "protobuf"; JSON needs no schema')
-        if self.format != "json" and len(given) != 1:
-            raise ValueError(f'format = "{self.format}" needs schema_file or registry, and one of them alone')
+        self._kind().check(self)
         if self.registry is None and self.registry_unknown != "wait":
             raise ValueError("registry_unknown is for a registry, and there is none")
-        named = self.format == "protobuf" and self.schema_file is not None
-        if named != (self.message is not None):
-            raise ValueError(
-                'format = "protobuf" with schema_file needs message, the name of the events\' message'
-                if named
-                else 'message is for format = "protobuf" with schema_file; elsewhere the events say it'
-            )
         return self
 
     @model_validator(mode="after")
@@ -88,6 +196,22 @@ class EventFormat(Section):
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError("registry_credentials would cross the network unencrypted; use an https:// registry")
         return self
+
+    def _kind(self) -> FormatKind:
+        try:
+            return FORMATS.load(self.format)()
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+
+    def open_decoder(
+        self, fields: Sequence[EventField], folder: Path | None, patience_s: float = PATIENCE_S
+    ) -> Decoder:
+        """A decoder of the job's events that gives `fields`. Paths in the spec are relative to `folder`; None: to none.
+        `patience_s`: how long ids that a schema registry does not know are asked for again.
+
+        Connects to nothing. Raises SpecError where the schema cannot be read, or lacks one of the `fields`.
+        """
+        return self._kind().open(self, fields, folder, patience_s)
 
 
 def check_url(url: str) -> None:

@@ -17,8 +17,8 @@ MAX_CROSSED = 8
 MAX_BOUNDARIES = 10_000
 """Most boundaries of buckets."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=256)]
-
-
+FIELD_SEPARATOR = "."
+"""Between the names of a path: "user.id" is field "id" of field "user"."""
 MAX_NUMBER = 1e30
 """Upper limit of numbers of either sign: what is computed with them fits a float32, or is told as not finite."""
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from headrace.dataset.features.avro_events import AvroEvents
 from headrace.dataset.features.conversion import as_lists
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.event_reader import InvalidSchema, SchemaDecoder
 from headrace.dataset.features.feature_plan import FeaturePlan
 from headrace.dataset.features.json_decoder import JsonDecoder
 from headrace.dataset.features.plain_rows import Unreadable
 from headrace.dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
 from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.dataset.spec.schema import Schema
 
 AVRO = {

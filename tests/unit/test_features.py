@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from headrace.config import validate
 from headrace.dataset.features.conversion import BadValue, parse_whole, plain_value
-from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.feature_kernels import crossed_reference, hashed_reference
 from headrace.dataset.features.feature_plan import FeaturePlan
 from headrace.dataset.features.json_decoder import JsonDecoder
@@ -30,6 +29,7 @@ from headrace.dataset.formats.arrow_columns import AnswerReader
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.spec.config import AnySlot, ColumnsPipe, PipeSection
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.stream.event_values import bytes_of, find_single_objects, is_single_object
 from headrace.errors import SpecError

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset.features.feature_plan import FeaturePlan
+from headrace.dataset.features.format_kinds import AvroFormat, ProtobufFormat, SchemaFormat
 from headrace.dataset.features.json_decoder import JsonDecoder
 from headrace.dataset.features.registry_events import RegistryDecoder
 from headrace.dataset.features.schema_registry import RegisteredSchema, UnknownSchema
@@ -171,8 +172,8 @@ class Texts:
         return f"schema {number}"
 
 
-def registry(*, protobuf: bool) -> Callable[..., RegistryDecoder]:
-    return lambda fields: RegistryDecoder(Texts(), fields, protobuf=protobuf, patience_s=0.0)
+def registry(kind: SchemaFormat) -> Callable[..., RegistryDecoder]:
+    return lambda fields: RegistryDecoder(Texts(), fields, kind, patience_s=0.0)
 
 
 def as_json(event):
@@ -183,8 +184,8 @@ DECODERS = {
     "json": (JsonDecoder, as_json),
     "avro": (formats.avro_decoder, formats.as_avro),
     "protobuf": (formats.protobuf_decoder, formats.as_protobuf),
-    "registry of avro": (registry(protobuf=False), lambda event: b"\0\0\0\0\x01" + formats.as_avro(event)),
-    "registry of protobuf": (registry(protobuf=True), lambda event: b"\0\0\0\0\x02\0" + formats.as_protobuf(event)),
+    "registry of avro": (registry(AvroFormat()), lambda event: b"\0\0\0\0\x01" + formats.as_avro(event)),
+    "registry of protobuf": (registry(ProtobufFormat()), lambda event: b"\0\0\0\0\x02\0" + formats.as_protobuf(event)),
 }
 
 

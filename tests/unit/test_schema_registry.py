@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dataset.features import registry_events, schema_registry
-from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.format_kinds import AvroFormat, ProtobufFormat
 from headrace.dataset.features.registry_events import BadFrame, RegistryDecoder, split_frame
 from headrace.dataset.features.schema_registry import SchemaRegistry
+from headrace.dataset.spec.event_format import EventField, FieldKind
 from headrace.dataset.stream.errors import SourceUnavailable
 from tests.fakes.schema_registry import serving
 from tests.unit.test_event_formats import AVRO, EXAMPLE, FIELDS, FILE, PLAIN, as_avro, as_protobuf, avro_decoder
@@ -37,8 +38,10 @@ def framed(number, event, place=b""):
     return b"\0" + number.to_bytes(4, "big") + place + event
 
 
-def decode(registry, events, fields=ID, *, protobuf=False):
-    return RegistryDecoder(registry, fields, protobuf=protobuf, patience_s=60.0).decode(pa.array(events, pa.binary()))
+def decode(registry, events, fields=ID, kind=None):
+    return RegistryDecoder(registry, fields, kind or AvroFormat(), patience_s=60.0).decode(
+        pa.array(events, pa.binary())
+    )
 
 
 def one_field(name):
@@ -48,7 +51,7 @@ def one_field(name):
 def test_each_event_is_read_by_the_schema_that_it_names(server, registry):
     server.add(1, one_field("id"))
     server.add(70_000, one_field("other"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0)
+    decoder = RegistryDecoder(registry, ID, AvroFormat(), patience_s=60.0)
     found = decoder.decode(pa.array([framed(1, b"\x04"), framed(70_000, b"\x06"), framed(1, b"\x08")]))
     assert found.fields.column("id").to_pylist() == [2, None, 4]
     assert found.errors == []
@@ -62,7 +65,7 @@ def test_framed_events_give_what_events_of_a_schema_file_give(server, registry):
     server.add(2, PROTO, "PROTOBUF")
     expected = avro_decoder().decode(pa.array([as_avro(EXAMPLE)], pa.binary())).fields
     assert decode(registry, [framed(1, as_avro(EXAMPLE))], FIELDS).fields == expected
-    assert decode(registry, [framed(2, as_protobuf(EXAMPLE), b"\0")], FIELDS, protobuf=True).fields == expected
+    assert decode(registry, [framed(2, as_protobuf(EXAMPLE), b"\0")], FIELDS, ProtobufFormat()).fields == expected
     assert PLAIN != AVRO
 
 
@@ -70,7 +73,7 @@ def test_a_message_is_found_by_its_place(server, registry):
     server.add(3, PROTO, "PROTOBUF")
     user, item = b"\x08\x05", b"\x08\x06"  # shop.User is the second message; Item is inside the first
     events = [framed(3, user, b"\x02\x02"), framed(3, item, b"\x04\x00\x00"), framed(3, user, b"\x02\x08")]
-    found = decode(registry, events, protobuf=True)
+    found = decode(registry, events, kind=ProtobufFormat())
     assert found.fields.column("id").to_pylist() == [5, 6, None]
     ((event, error),) = found.errors
     assert event == 2 and "has no message at [4]" in error and "schema 3" in error
@@ -78,7 +81,7 @@ def test_a_message_is_found_by_its_place(server, registry):
 
 def test_events_of_an_unknown_id_wait_until_the_registry_knows_it(server, registry):
     server.add(1, one_field("id"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0)
+    decoder = RegistryDecoder(registry, ID, AvroFormat(), patience_s=60.0)
     events = pa.array([framed(1, b"\x04"), framed(9, b"\x06")], pa.binary())
     with pytest.raises(SourceUnavailable, match=rf"does not know schema 9 of {server.url}/schemas/ids/9; it may learn"):
         decoder.decode(events)
@@ -90,7 +93,7 @@ def test_events_of_an_unknown_id_wait_until_the_registry_knows_it(server, regist
 def test_an_id_that_stays_unknown_rejects_its_event_alone_and_delays_the_stream_once(server, registry):
     server.add(1, one_field("id"))
     now_s = [1000.0]
-    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0, clock=lambda: now_s[0])
+    decoder = RegistryDecoder(registry, ID, AvroFormat(), patience_s=60.0, clock=lambda: now_s[0])
 
     def decoded(*numbers):
         return decoder.decode(pa.array([framed(number, b"\x04") for number in numbers], pa.binary()))
@@ -118,7 +121,7 @@ def test_an_id_that_stays_unknown_rejects_its_event_alone_and_delays_the_stream_
 
 def test_an_unknown_id_may_reject_its_event_alone_and_is_asked_once_for_a_block(server, registry):
     server.add(1, one_field("id"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=0.0)
+    decoder = RegistryDecoder(registry, ID, AvroFormat(), patience_s=0.0)
     found = decoder.decode(pa.array([framed(9, b"\x04"), framed(1, b"\x04"), framed(9, b"\x04")], pa.binary()))
     assert found.fields.column("id").to_pylist() == [None, 2, None]
     assert [event for event, _ in found.errors] == [0, 2]
@@ -236,13 +239,13 @@ def zigzag(value):
 def test_frames_are_split_where_they_were_joined(number, place, event):
     head = zigzag(len(place)) + b"".join(map(zigzag, place))
     whole = framed(number, event, head)
-    assert split_frame(whole, protobuf=True) == (number, tuple(place), len(whole) - len(event))
+    assert split_frame(whole, has_place=True) == (number, tuple(place), len(whole) - len(event))
 
 
 @given(st.binary(max_size=20))
 def test_any_bytes_are_split_or_refused(data):
     try:
-        _, place, begin = split_frame(b"\0" + data, protobuf=True)
+        _, place, begin = split_frame(b"\0" + data, has_place=True)
     except BadFrame:
         return
     assert place and begin <= len(data) + 1
