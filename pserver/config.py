@@ -28,6 +28,7 @@ from headrace.config import Rate as Rate
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
+from headrace.pserver.admission_entries import AnyAdmissionEntry
 from headrace.pserver.row_optimizers import Adagrad as Adagrad
 from headrace.pserver.row_optimizers import Adam as Adam
 from headrace.pserver.row_optimizers import AnyRowOptimizer
@@ -46,19 +47,6 @@ LAST_DAY = 32_767
 Days = Annotated[int, Field(ge=0, le=MAX_DAYS)]
 MIN_TABLE_BYTES = 8 << 20
 """Smallest `tables.<t>.memory`."""
-MIN_COUNTS_BYTES = 1 << 20
-"""Smallest `memory` of an admission entry: 256 bytes for each virtual bucket."""
-
-
-def _holds_some_counts(memory: int) -> int:
-    if memory < MIN_COUNTS_BYTES:
-        raise ValueError(
-            f"is less than {MIN_COUNTS_BYTES >> 20}MiB, which would leave too few counts to a virtual bucket"
-        )
-    return memory
-
-
-CountsSize = Annotated[Size, AfterValidator(_holds_some_counts)]
 
 
 class Bounds(Section):
@@ -90,44 +78,6 @@ class Initial(StrEnum):
     """Zeros."""
 
 
-class CountEntry(Section):
-    """Admit a key that was seen often enough."""
-
-    kind: Literal["count"]
-    """By count."""
-    n: int = Field(ge=1, le=1_000_000)
-    """A key is admitted at its n-th show."""
-    exact: bool = False
-    """Whether each key has its own count; otherwise a sketch counts, which may count too many, never too few."""
-    memory: CountsSize = 16 << 20
-    """Memory of the counts over all shards, divided equally among 4,096 virtual buckets."""
-
-
-class ProbabilityEntry(Section):
-    """Admit a fixed random share of the keys, by their hashes."""
-
-    kind: Literal["probability"]
-    """By random draw."""
-    p: Rate
-    """Share of the keys that is admitted."""
-
-
-class ShowClickEntry(Section):
-    """Admit a key when the score of its shows and clicks is high enough."""
-
-    kind: Literal["show_click"]
-    """By score."""
-    score: Positive
-    """A key is admitted when the sum of its records' scores reaches this."""
-    exact: bool = False
-    """As in "count"."""
-    memory: CountsSize = 16 << 20
-    """As in "count"."""
-
-
-AdmissionEntry = Annotated[CountEntry | ProbabilityEntry | ShowClickEntry, Field(discriminator="kind")]
-
-
 class SlotLife(Section):
     """Settings of one slot that differ from its table; unset ones are those of the table."""
 
@@ -141,7 +91,7 @@ class SlotLife(Section):
     """How the vector of a new row is drawn."""
     init_range: NotNegative | None = None
     """Bound, or standard deviation, of a new vector."""
-    admission: tuple[AdmissionEntry, ...] | None = None
+    admission: tuple[AnyAdmissionEntry, ...] | None = None
     """Which keys may have a row; () admits all."""
     extend_at: NotNegative | None = None
     """Score at which a row gets its vector."""
@@ -192,7 +142,7 @@ class TableSection(Section):
     """Meta slot with a sample's shows; 1 unless set."""
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
-    admission: tuple[AdmissionEntry, ...] = ()
+    admission: tuple[AnyAdmissionEntry, ...] = ()
     """Which keys may have a row: all entries must agree. Without entries every key gets one at its first push."""
     default_row: Literal["zeros", "learnt"] = "zeros"
     """Weights of a key without a row that has no initial value either; "learnt": one row for all of them, a parameter

@@ -1,28 +1,21 @@
 """Counting for admission: the units of one record, and the protocol of a counter.
 
-A record counts its shows, or its score, as a whole number of units, so sums do not depend on their order. A score is
-rounded up to units: records that reach a threshold by their true scores reach it in units, too. A score of 0 or less
-counts nothing. pserver.admission.sketch and pserver.admission.exact_counts implement the protocol `KeyCounter`.
+pserver.admission_entries says what a unit is. pserver.admission.sketch and pserver.admission.exact_counts implement the
+protocol `KeyCounter`.
 
 Shapes: U unique keys of a step, B buckets of this shard.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.pserver.config import CountEntry, ShowClickEntry
+from headrace.pserver.admission_entries import Rates
 
-SCORE_BITS = 15
-"""A score's threshold is between 2**14 and 2**15 units."""
-LEAST_EXPONENT = -1000
-"""With smaller units, scores in units would be infinite."""
-Rates = tuple[float, float, int, int]
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
@@ -58,48 +51,6 @@ class KeyCounter(Protocol):
 
     def digest(self) -> tuple[int, int]:
         """Two sums over buckets, each modulo 2**64."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountingUnit:
-    """The unit and threshold of an entry."""
-
-    exponent: int
-    """A unit is 2**exponent shows, or of score: a power of two, so that dividing by it is exact."""
-    per_nonclick: float
-    """Units of a show without a click."""
-    per_click: float
-    """Units of a click."""
-    threshold: int
-    """Units at which a key is admitted."""
-
-    @classmethod
-    def of(cls, entry: CountEntry | ShowClickEntry, nonclk_coeff: float, click_coeff: float) -> "CountingUnit":
-        """Whole shows; or units of a power of two in which the score's threshold has SCORE_BITS bits."""
-        if isinstance(entry, CountEntry):
-            return cls(0, 1.0, 1.0, entry.n)
-        exponent = max(math.frexp(entry.score)[1] - SCORE_BITS, LEAST_EXPONENT)
-        unit = math.ldexp(1.0, exponent)
-        return cls(exponent, nonclk_coeff / unit, click_coeff / unit, math.ceil(entry.score / unit))
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest type of counter that holds the threshold; counters saturate at its maximum."""
-        return next(np.dtype(f"u{size}") for size in (1, 2, 4) if self.threshold < 1 << 8 * size)
-
-    @property
-    def most(self) -> int:
-        """The value of a full counter: this count, or more."""
-        return (1 << 8 * self.dtype.itemsize) - 1
-
-    @property
-    def rates(self) -> Rates:
-        """For kernels: units of a show without click, of a click, most, threshold."""
-        return self.per_nonclick, self.per_click, self.most, self.threshold
-
-    def value_of(self, units: int) -> float:
-        """Units as shows or as a score."""
-        return math.ldexp(float(units), self.exponent)
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
 from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix_reference
-from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, KeyCounter, in_units_of
+from headrace.pserver.admission.counting import F32, U64, Flags, KeyCounter, in_units_of
 from headrace.pserver.admission.exact_counts import ExactCounter
 from headrace.pserver.admission.sketch import SketchCounter
-from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
+from headrace.pserver.admission_entries import AdmissionEntry, CountingRule
 from headrace.pserver.rows.arrays import allocate, frozen
 from headrace.pserver.rows.digest import add, join
 
-Counting = tuple[CountEntry | ShowClickEntry, CountingUnit, KeyCounter]
+Counting = tuple[AdmissionEntry, CountingRule, KeyCounter]
 SCALE = 2.0**-53
 
 
@@ -43,11 +43,17 @@ class Admission:
     """One list of entries over the virtual buckets [begin, end) of a shard. One thread at a time."""
 
     def __init__(
-        self, entries: Sequence[AdmissionEntry], counting: Sequence[Counting], seed: int, buckets: tuple[int, int]
+        self,
+        entries: Sequence[AdmissionEntry],
+        counting: Sequence[Counting | None],
+        seed: int,
+        buckets: tuple[int, int],
     ) -> None:
-        self._entries, self._counting, self._seed, self._buckets = tuple(entries), tuple(counting), seed, buckets
+        """`counting`: of each entry; None: it does not count."""
+        self._entries = list(zip(entries, counting, strict=True))
+        self._counting, self._seed, self._buckets = [each for each in counting if each], seed, buckets
         self._salt = salt_of(seed)
-        self._p = min((entry.p for entry in entries if isinstance(entry, ProbabilityEntry)), default=1.0)
+        self._p = min((entry.admits_below for entry in entries), default=1.0)
 
     @classmethod
     def of(
@@ -60,12 +66,14 @@ class Admission:
         buckets: tuple[int, int],
     ) -> Self:
         """With counts at 0."""
-        counting = list[Counting]()
+        counting = list[Counting | None]()
         for entry in entries:
-            if not isinstance(entry, ProbabilityEntry):
-                measure = CountingUnit.of(entry, nonclk_coeff, click_coeff)
-                kind = ExactCounter if entry.exact else SketchCounter
-                counting.append((entry, measure, kind(measure, entry.memory // NUM_BUCKETS, buckets)))
+            measure = entry.counting(nonclk_coeff, click_coeff)
+            if measure is None:
+                counting.append(None)
+            else:
+                kind = ExactCounter if measure.exact else SketchCounter
+                counting.append((entry, measure, kind(measure, measure.memory // NUM_BUCKETS, buckets)))
         return cls(entries, counting, int(seed), buckets)
 
     def admit(self, keys_U: U64, show_U: F32, click_U: F32, day: int) -> Flags:
@@ -127,10 +135,10 @@ class Admission:
                 array[ours] = part
         return True
 
-    def _labelled(self) -> Iterator[tuple[str, CountingUnit, KeyCounter]]:
+    def _labelled(self) -> Iterator[tuple[str, CountingRule, KeyCounter]]:
         """Counting entries with a label: position among them, kind, and whether they count exactly."""
         for i, (entry, measure, tally) in enumerate(self._counting):
-            yield f"{i}-{entry.kind}-{'exact' if entry.exact else 'sketch'}", measure, tally
+            yield f"{i}-{entry.kind}-{'exact' if measure.exact else 'sketch'}", measure, tally
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {
@@ -148,15 +156,14 @@ class Admission:
 
         For a key with a row: the counts from which it would go on if the row were deleted.
         """
-        tallies = iter(self._counting)
         return [
-            self._lot(entry, key) if isinstance(entry, ProbabilityEntry) else _counted(*next(tallies), key, day)
-            for entry in self._entries
+            self._drawn(entry, key) if counted is None else _counted(*counted, key, day)
+            for entry, counted in self._entries
         ]
 
-    def _lot(self, entry: ProbabilityEntry, key: int) -> dict[str, Any]:
+    def _drawn(self, entry: AdmissionEntry, key: int) -> dict[str, Any]:
         lot = draw_of(key, self._seed)
-        return {"kind": entry.kind, "p": entry.p, "lot": lot, "agrees": lot < entry.p}
+        return entry.model_dump(mode="json") | {"lot": lot, "agrees": lot < entry.admits_below}
 
     @property
     def num_bytes(self) -> int:
@@ -164,12 +171,10 @@ class Admission:
         return sum(array.nbytes for array in self._arrays().values())
 
 
-def _counted(
-    entry: CountEntry | ShowClickEntry, measure: CountingUnit, tally: KeyCounter, key: int, day: int
-) -> dict[str, Any]:
+def _counted(entry: AdmissionEntry, measure: CountingRule, tally: KeyCounter, key: int, day: int) -> dict[str, Any]:
     units = tally.estimate(key, day)
-    state: dict[str, Any] = {"kind": entry.kind, "exact": entry.exact}
-    state |= {"n": entry.n} if isinstance(entry, CountEntry) else {"score": entry.score}
+    state: dict[str, Any] = {"kind": entry.kind, "exact": measure.exact}
+    state |= entry.model_dump(mode="json", exclude={"kind", "exact", "memory"})
     state |= {"estimate": measure.value_of(units), "agrees": units >= measure.threshold}
     quality = tally.quality(key, day)
     if "too_high_by_at_most" in quality:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
 from headrace.keys import GOLDEN, NUM_BUCKETS
-from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
+from headrace.pserver.admission.counting import F32, U64, Flags, amount_of, amount_of_reference
+from headrace.pserver.admission_entries import CountingRule, Rates
 
 
 class ExactCounter:
@@ -27,7 +28,7 @@ class ExactCounter:
 
     units: tuple[str, ...] = ("counts",)
 
-    def __init__(self, measure: CountingUnit, bucket_bytes: int, buckets: tuple[int, int]) -> None:
+    def __init__(self, measure: CountingRule, bucket_bytes: int, buckets: tuple[int, int]) -> None:
         self._first, num_buckets = buckets[0], buckets[1] - buckets[0]
         self.num_slots = bucket_bytes // (8 + measure.dtype.itemsize)
         self._keys_BS = np.zeros((num_buckets, self.num_slots), np.uint64)

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
 from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix_reference
-from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
+from headrace.pserver.admission.counting import F32, U64, Flags, amount_of, amount_of_reference
+from headrace.pserver.admission_entries import CountingRule, Rates
 
 DEPTH = 4
 """Counters for each key."""
@@ -39,7 +40,7 @@ class SketchCounter:
 
     units: tuple[str, ...] = ("cells", "mass")
 
-    def __init__(self, measure: CountingUnit, bucket_bytes: int, buckets: tuple[int, int]) -> None:
+    def __init__(self, measure: CountingRule, bucket_bytes: int, buckets: tuple[int, int]) -> None:
         self._first, num_buckets = buckets[0], buckets[1] - buckets[0]
         num_words = bucket_bytes // 8
         self._words_BW = np.zeros((num_buckets, num_words), np.uint64)

@@ -26,7 +26,8 @@ from headrace.dataset.stream.source import Partition, Segment, Source
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.key_kernels import keys_of
-from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
+from headrace.pserver.admission_entries import AdmissionEntry
+from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.service.planning.training_facts import use_of_children
 from headrace.service.spec.job import LoadedJob
@@ -222,11 +223,7 @@ def admitted(count_U: I64, admission: Sequence[AdmissionEntry]) -> float:
     taken to admit all."""
     chance_U = np.ones(len(count_U))
     for entry in admission:
-        match entry:
-            case CountEntry(n=n):
-                chance_U *= count_U >= n
-            case ProbabilityEntry(p=p):
-                chance_U *= 1 - (1 - p) ** count_U.astype(np.float64)
+        chance_U *= entry.expected(count_U)
     return float(chance_U.sum())
 
 

@@ -23,7 +23,8 @@ from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, Unwritable
 from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
-from headrace.pserver.config import Adagrad, Bounds, CountEntry, Initial, ShardProcess, SlotLife, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Adagrad, Bounds, Initial, ShardProcess, SlotLife, TableSection
 from headrace.pserver.errors import StoreFailed
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import StepTimedOut
 from headrace.pserver.protocol.shards import StepScale
 from tests.contract import shards_world as w

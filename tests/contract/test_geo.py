@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pserver.config import Bounds, CountEntry, Sgd, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Bounds, Sgd, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.server.commands import DigestRows, Explain

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pserver.config import CountEntry, Sgd, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.histories import HistoryQuestions
 from headrace.pserver.protocol.shards import Gradients, StepScale

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.commit.change_files import read_changes
-from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.config import Adagrad, TableSection
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.codec import plain, typed
+from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.commit.change_files import read_changes
-from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import StoreDamaged, StoreFailed
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.shards import ShardCommitPart

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Adagrad, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
 from headrace.pserver.protocol.table_operations import ForgetRow
 from headrace.pserver.server.commands import DigestRows, Operate

@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.pserver.config import Adagrad, CountEntry, SlotLife, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Adagrad, SlotLife, TableSection
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from headrace.pserver.server.commands import CountRows, DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pserver.config import CountEntry, Sgd, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.protocol.shards import Gradients
 from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.trainer.status.step_clock import StepClock

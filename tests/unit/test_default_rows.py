@@ -13,16 +13,8 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
-from headrace.pserver.config import (
-    Adagrad,
-    Bounds,
-    CountEntry,
-    ProbabilityEntry,
-    Sgd,
-    ShardProcess,
-    SlotLife,
-    TableSection,
-)
+from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry
+from headrace.pserver.config import Adagrad, Bounds, Sgd, ShardProcess, SlotLife, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
 from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.pserver.server.embedded import EmbeddedShards

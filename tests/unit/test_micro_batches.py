@@ -11,7 +11,8 @@ from headrace.dataset.samples.batch import Ragged, Samples, batch_ends, cut_batc
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.keys import key_of_reference
-from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Adagrad, TableSection
 from headrace.pserver.protocol.shards import Keys, StepScale
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from headrace.keys import NUM_BUCKETS, bucket_of, mix_reference
 from headrace.pserver.admission import Admission
-from headrace.pserver.admission.counting import CountingUnit
 from headrace.pserver.admission.entries import draw_of
 from headrace.pserver.admission.exact_counts import ExactCounter, ExactCounterReference
 from headrace.pserver.admission.sketch import SketchCounter, SketchCounterReference
-from headrace.pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
-from headrace.pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
+from headrace.pserver.admission_entries import MIN_COUNTS_BYTES as MIN_MEMORY
+from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry, ShowClickEntry
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.digest import add
@@ -56,7 +55,7 @@ class Reference:
         if bucket not in self.buckets:
             self.buckets[bucket] = made = []
             for entry in self.counting:
-                measure, size = CountingUnit.of(entry, NONCLK, CLK), entry.memory // NUM_BUCKETS
+                measure, size = entry.counting(NONCLK, CLK), entry.memory // NUM_BUCKETS
                 item = measure.dtype.itemsize
                 slots = size // (8 + item) if entry.exact else size // 8 * 8 // item // 4
                 made.append(

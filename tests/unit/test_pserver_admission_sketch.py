@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.keys import mix_reference
 from headrace.pserver.admission import Admission
 from headrace.pserver.admission.sketch import DEPTH
-from headrace.pserver.config import MIN_COUNTS_BYTES, CountEntry, ShowClickEntry
+from headrace.pserver.admission_entries import MIN_COUNTS_BYTES, CountEntry, ShowClickEntry
 
 BUCKET = 5
 

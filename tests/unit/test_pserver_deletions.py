@@ -6,7 +6,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Adagrad, CountEntry, ShardProcess, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import Adagrad, ShardProcess, TableSection
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows

@@ -8,7 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace.pserver.config import CountEntry, ShardProcess, TableSection
+from headrace.pserver.admission_entries import CountEntry
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.rows import row_cache

@@ -14,7 +14,7 @@ import torch
 
 from headrace.dataset.spec.schema import Schema
 from headrace.keys import key_of_reference, sign_of_text
-from headrace.pserver.config import CountEntry
+from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.protocol.shards import Keys, absent
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.onnx_model import with_weights

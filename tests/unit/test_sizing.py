@@ -14,7 +14,8 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.dataset.stream.source import Partition
-from headrace.pserver.config import CountEntry, ProbabilityEntry, TableSection
+from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry
+from headrace.pserver.config import TableSection
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import RowArrays
 from headrace.service.planning import stream_facts
