@@ -37,6 +37,7 @@ from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 from headrace.trainer.guard_config import GuardsSection, RollbackSection
+from headrace.trainer.value_types import Dtype
 
 NEWEST_DEFAULTS = 4
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -407,10 +408,6 @@ class GatesSection(Section):
             least, greatest = calibration
             raise ValueError(f"the lowest, {least:g}, is above the highest, {greatest:g}: no export would pass")
         return calibration
-
-
-Dtype = Literal["float32", "float16", "int8"]
-"""Types of exported values: trainer.exports.value_types has a class for each."""
 
 
 class ExportSection(Section):

@@ -5,7 +5,7 @@ service.planning.stream_facts; everything else grows in proportion to rows, even
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from headrace.service.planning.stream_facts import (
 from headrace.service.planning.training_facts import PIPE, TrainingFacts
 from headrace.service.spec.job import Job
 from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.value_types import VALUE_TYPES
 
 DAY_S = 86_400
 MAX_WORKERS = 64
@@ -277,17 +278,13 @@ def _of_sample(training: TrainingFacts) -> tuple[str, ...]:
 
 def export_bytes(job: Job, tables: tuple[TableNeed, ...]) -> float:
     """Of the bases that are kept, each with all rows, uncompressed: key and weights."""
-    number: Mapping[str, Callable[[int], int]] = {
-        "float32": lambda dim: 4 * dim,
-        "float16": lambda dim: 2 * dim,
-        "int8": lambda dim: dim + 4,
-    }
     total = 0.0
     for export in job.exports.values():
+        kind = VALUE_TYPES.load(export.dtype)
         for each in tables:
             if each.table in job.tables and (not export.tables or each.table in export.tables):
                 section = job.tables[each.table]
-                total += each.rows * (8 + number[export.dtype](section.dim + int(section.first_order))) * export.keep
+                total += each.rows * (8 + kind.vector_bytes(section.dim + int(section.first_order))) * export.keep
     return total
 
 

@@ -16,7 +16,7 @@ from headrace.pserver.server.commands import Explain
 from headrace.trainer.exports.exporter import export
 from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
 from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
-from headrace.trainer.exports.value_types import encode
+from headrace.trainer.exports.row_values import encode
 from tests.contract import shards_world as w
 from tests.contract.replay_world import GROUPS, KEYS, TABLES
 

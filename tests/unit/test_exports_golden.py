@@ -28,7 +28,7 @@ from headrace.trainer.exports.exporter_process import ExportRequest
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import ServedRows, write_model
 from headrace.trainer.exports.onnx_model import with_weights
-from headrace.trainer.exports.value_types import as_exported
+from headrace.trainer.exports.row_values import as_exported
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
 from headrace.trainer.models.registry import load_model

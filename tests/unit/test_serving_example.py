@@ -18,7 +18,7 @@ from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.protocol.shards import Keys, absent
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.onnx_model import with_weights
-from headrace.trainer.exports.value_types import as_exported, encode
+from headrace.trainer.exports.row_values import as_exported, encode
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
 
 ROOT = Path(__file__).resolve().parents[2]

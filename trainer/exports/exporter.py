@@ -41,8 +41,8 @@ from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames,
 from headrace.trainer.exports.pointers import HeadIsReplaced
 from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
+from headrace.trainer.exports.row_values import as_exported
 from headrace.trainer.exports.slot_files import write_slot_files
-from headrace.trainer.exports.value_types import as_exported
 from headrace.trainer.fence.fence_records import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)

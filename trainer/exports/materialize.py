@@ -28,8 +28,8 @@ from headrace.trainer.exports.destination import EXPORT_PATH, ExportDestination,
 from headrace.trainer.exports.parquet_files import ParquetFiles, row_schema
 from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.row_values import value_columns
 from headrace.trainer.exports.slot_files import REPLAYED, replay, slot_files_at
-from headrace.trainer.exports.value_types import value_columns
 
 ROWS = re.compile(rf"({'|'.join(('rows', 'tombstones', *REPLAYED))})-.*\.parquet")
 DONEFILE = "donefile.txt"

@@ -12,7 +12,7 @@ from headrace.keys import key_of_reference, sign_of_text
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.slot_files import KINDS
-from headrace.trainer.exports.value_types import VALUE_TYPES
+from headrace.trainer.value_types import VALUE_TYPES, Dtype
 
 FORMAT = 1
 """Format number of model.json."""
@@ -36,7 +36,7 @@ SIGNS_KEPT = (
 ROWS = (
     "The row of a key is its weight, if the table has first_order, then its vector: the last row of the key in the "
     "base and the deltas after it, unless a tombstone came later."
-) + "".join(f" {each.rule}" for each in VALUE_TYPES.values() if each.rule)
+)
 MISSING = "A key without a row reads its table's default_row: the weight, if there is one, then the vector."
 POOLING = (
     "A pooled slot is the sum over the sample's signs, in their order, of row * scale, first-order weight and vector "
@@ -110,10 +110,22 @@ def describe(
                 for sign in SIGNS
             ],
         },
-        "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
+        "rules": {
+            "signs": SIGNS_KEPT,
+            "rows": _rows(section.dtype),
+            "missing": MISSING,
+            "pooling": POOLING,
+            "inputs": INPUTS,
+        }
         | {name: rule for kind in KINDS for name, rule in kind.rules(schema).items()},
     }
     return document if features is None else document | {"features": dict(features)}
+
+
+def _rows(dtype: Dtype) -> str:
+    """Of rows, and of vectors of Headrace's types and of `dtype`."""
+    kinds = [VALUE_TYPES.load(name) for name in dict.fromkeys((*VALUE_TYPES.own, dtype))]
+    return " ".join([ROWS, *(kind.rule for kind in kinds if kind.rule)])
 
 
 def _filled(slot: Slot) -> dict[str, Any]:

@@ -31,9 +31,9 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import KEEPERS
 from headrace.pserver.protocol.shards import U16, U64
 from headrace.pserver.rows.row_format import groups_of
-from headrace.trainer.config import Dtype
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
-from headrace.trainer.exports.value_types import EncodedValues, encode, value_columns, value_fields
+from headrace.trainer.exports.row_values import EncodedValues, encode, value_columns, value_fields
+from headrace.trainer.value_types import Dtype
 
 MAX_FILE_ROWS = 1_000_000
 """A file ends with the chunk that reaches this many rows."""

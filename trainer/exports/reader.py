@@ -33,7 +33,8 @@ from headrace.trainer.exports.destination import (
     ParentMissing,
 )
 from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
-from headrace.trainer.exports.value_types import VALUE_TYPES, value_fields
+from headrace.trainer.exports.row_values import value_fields
+from headrace.trainer.value_types import VALUE_TYPES
 from headrace.validation import nearest
 
 FORMAT = 1
@@ -155,7 +156,7 @@ def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Ro
         there = set(parquet.schema_arrow.names)
         columns = ["slot", "sign", "key"]
         if table is not None:
-            if table["dtype"] not in VALUE_TYPES:
+            if table["dtype"] not in VALUE_TYPES.names():
                 raise ExportUnusable(f"{path}: has values of the unknown type {table['dtype']!r:.100}")
             columns += [each.name for each in value_fields(table["first_order"], table["dim"], table["dtype"])]
         if missing := [name for name in columns if name not in there]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import BadInput
 from headrace.pserver.store.row_store import sort_order_of
-from headrace.trainer.exports.value_types import F32, decode, decoded_rows
+from headrace.trainer.exports.row_values import F32, decode, decoded_rows
 
 I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]

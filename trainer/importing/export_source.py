@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from headrace.trainer.exports.reader import Export, chain_of, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
-from headrace.trainer.exports.value_types import decode
+from headrace.trainer.exports.row_values import decode
 from headrace.trainer.importing.source import SourceRows
 
 

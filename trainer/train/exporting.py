@@ -27,7 +27,7 @@ from headrace.durable import REAL, write_whole, writing
 from headrace.pserver.protocol.shards import F32, Keys
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.checkpoint.committer import Committer
-from headrace.trainer.config import Dtype, ExportSection, TrainerJob
+from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
 from headrace.trainer.exports.export_settings import ExportSettings
@@ -36,7 +36,7 @@ from headrace.trainer.exports.golden import as_bytes, table_of
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
 from headrace.trainer.exports.reader import MODEL
-from headrace.trainer.exports.value_types import as_exported
+from headrace.trainer.exports.row_values import as_exported
 from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
 from headrace.trainer.features.default_rows import default_rows_of, widths_of, without_marks
 from headrace.trainer.features.model_inputs import inputs_of
@@ -47,6 +47,7 @@ from headrace.trainer.spec.changes import schema_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import FrozenModel, TraceFailed, trace
 from headrace.trainer.train.trainer_setup import Setup
+from headrace.trainer.value_types import Dtype
 
 log = logging.getLogger(__name__)
 
