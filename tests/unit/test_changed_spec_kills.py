@@ -5,7 +5,7 @@ import pytest
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import Log, read
 from headrace.trainer.journal.records import SpecOperation
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from tests.fakes.past import SPEC, Past
 
 
@@ -38,11 +38,11 @@ def test_the_plans_left_after_a_kill_have_no_gap(tmp_path, monkeypatch, appends)
     with monkeypatch.context() as killing:
         killing.setattr(Log, "append", append)
         try:
-            claim_and_recover(past.store, 2, changed, None, {}).joblog.close()
+            Recovery(past.store, 2, changed).begin().joblog.close()
         except Killed:
             assert appends < 4
     assert [each.content.number for each in JobHistory.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
-    found = claim_and_recover(past.store, 3, changed, None, {})
+    found = Recovery(past.store, 3, changed).begin()
     found.joblog.close()
     assert found.replay == []
     assert found.last_number == 5

@@ -32,7 +32,7 @@ from headrace.service.server.demo import (
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
 from headrace.trainer.job_status import Status, read
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from tests.fakes.past import Past
 
 SINCE = 1_700_000_000.0
@@ -123,7 +123,7 @@ def test_a_fork_begins_at_the_commit_with_all_it_held(past, tmp_path):
     assert problems_of(made) == {} and (made.manifest.job, made.version) == (TWIN, 5)
     assert made.manifest.positions == {"a": 100}
     assert made.state["forked"] == {"job": "news", "commit": name}
-    begun = claim_and_recover(twin.store, 1, twin.raw, None, {})
+    begun = Recovery(twin.store, 1, twin.raw).begin()
     begun.joblog.close()
     assert (begun.timeline, begun.commit.name, list(begun.replay)) == ("t2", name, [])
     assert Commits(past.store).holders() == {}, "the lease is over"

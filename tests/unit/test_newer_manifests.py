@@ -5,7 +5,7 @@ import pytest
 from headrace.trainer.checkpoint import commits
 from headrace.trainer.checkpoint.commits import MANIFEST, NewerFormat
 from headrace.trainer.journal.records import SpecOperation
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from tests.fakes.past import SPEC, Past
 
 
@@ -20,5 +20,5 @@ def test_a_job_does_not_continue_from_before_a_commit_that_it_cannot_read(tmp_pa
         name = past.commit(2)
     past.end()
     with pytest.raises(NewerFormat, match=f"format {commits.FORMAT + 1}"):
-        claim_and_recover(past.store, 2, SPEC, None, {})
+        Recovery(past.store, 2, SPEC).begin()
     assert (past.store / "commits" / name / MANIFEST).exists()

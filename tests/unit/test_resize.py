@@ -15,7 +15,7 @@ from headrace.trainer.journal.log import read
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import ResizeOperation, SpecOperation
 from headrace.trainer.rank0.logged_specs import overrides_of, replay_first, resized
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import close, operation
@@ -63,7 +63,7 @@ def test_a_number_that_the_job_file_changes_is_that_of_the_file(past):
     past.close(3, a=(200, 300))
     past.end()
     assert resized(past.store, CHANGED) == {TRAINERS: 2}
-    claim_and_recover(past.store, 2, CHANGED, None, {}).joblog.close()
+    Recovery(past.store, 2, CHANGED).begin().joblog.close()
     past.generation = 2
     past.begin().close(4, a=(300, 400))
     past.end()
@@ -75,7 +75,7 @@ def test_a_replayed_resize_has_lost_the_keys_that_the_job_file_has_changed_since
     past.log.append(operation(RESIZE))
     past.close(3, a=(200, 300))
     past.end()
-    found = claim_and_recover(past.store, 2, CHANGED, None, {})
+    found = Recovery(past.store, 2, CHANGED).begin()
     found.joblog.close()
     acts = [each for replayed in found.replay for each in replayed.operations]
     assert acts == [ResizeOperation(id="a", keys={TRAINERS: 2})]
@@ -87,7 +87,7 @@ def test_a_file_that_is_changed_and_changed_back_has_ended_the_resize(past):
     past.close(3, a=(200, 300))
     past.end()
     for generation, file in enumerate((CHANGED, FILE), start=2):
-        found = claim_and_recover(past.store, generation, file, None, {})
+        found = Recovery(past.store, generation, file).begin()
         found.joblog.close()
         acts = [each for replayed in found.replay for each in replayed.operations]
         assert acts == [ResizeOperation(id="a", keys={TRAINERS: 2})]
@@ -100,7 +100,7 @@ def test_a_file_that_is_changed_and_changed_back_has_ended_what_a_commit_holds(p
     assert resized(past.store, FILE) == RESIZE["keys"]
     for file in (CHANGED, FILE):
         past.generation += 1
-        found = claim_and_recover(past.store, past.generation, file, None, {})
+        found = Recovery(past.store, past.generation, file).begin()
         found.joblog.close()
         assert found.overrides == {TRAINERS: 2} == resized(past.store, file)
 
@@ -117,7 +117,7 @@ def test_what_one_trainer_closed_is_trained_again_by_one_before_two_go_on(past):
     past.end()
     assert replay_first(past.store, FILE, 2) == (FILE, 1)
     with pytest.raises(HeadraceError, match=r"passes must be replayed .*cluster\.trainers may change"):
-        claim_and_recover(past.store, 2, FILE, None, {}, world=2)
+        Recovery(past.store, 2, FILE, world=2).begin()
     past.generation = 1
     commit(past, 2, FILE)
     assert replay_first(past.store, FILE, 2) is None
@@ -128,9 +128,9 @@ def test_plans_for_another_number_of_trainers_are_withdrawn(past):
     past.plan(3, a=(200, 300))
     past.plan(4, a=(300, 400))
     past.end()
-    claim_and_recover(past.store, 2, FILE, None, {}, world=1).joblog.close()
+    Recovery(past.store, 2, FILE, world=1).begin().joblog.close()
     assert [each.content.number for each in JobHistory.of(read(past.store / "log")).unclosed()] == [3, 4]
-    found = claim_and_recover(past.store, 3, FILE, None, {}, world=2)
+    found = Recovery(past.store, 3, FILE, world=2).begin()
     found.joblog.close()
     assert found.replay == [] and found.last_number == 4
     voids = JobHistory.of(read(past.store / "log")).voids
@@ -144,7 +144,7 @@ def test_logged_passes_are_replayed_up_to_the_first_of_another_number_of_trainer
     past.log.append(close(3, events=100))
     past.end()
     assert replay_first(past.store, FILE, 2) == (FILE, 1)
-    found = claim_and_recover(past.store, 2, FILE, None, {}, world=1, logged_only=True)
+    found = Recovery(past.store, 2, FILE, world=1, logged_only=True).begin()
     found.joblog.close()
     assert [each.plan.number for each in found.replay] == [2]
 

@@ -6,7 +6,7 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.checkpoint.commits import MANIFEST
 from headrace.trainer.journal.records import RequestedOperation, SpecOperation
 from headrace.trainer.rank0.logged_specs import overrides_of, replay_first
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import operation
 
@@ -44,22 +44,22 @@ def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
     (past.store / "commits" / past.newer / "dense.safetensors").write_bytes(b"other bytes")
     assert replay_first(past.store, LATER, 1) is None  # nobody has read the commit's files
     with pytest.raises(HeadraceError, match=r"passes must be replayed .*train\.batch_size"):
-        claim_and_recover(past.store, 3, LATER, None, {})
+        Recovery(past.store, 3, LATER).begin()
     assert not (past.store / "commits" / past.newer / MANIFEST).exists()
 
     assert replay_first(past.store, LATER, 1) == (SPEC, 1)
-    assert numbers(claim_and_recover(past.store, 4, SPEC, None, {}, logged_only=True)) == [2, 3]
+    assert numbers(Recovery(past.store, 4, SPEC, logged_only=True).begin()) == [2, 3]
     past.generation = 4
     past.begin().commit(3)
     past.end()
     assert replay_first(past.store, LATER, 1) is None
-    assert numbers(claim_and_recover(past.store, 6, LATER, None, {})) == [4, 5]
+    assert numbers(Recovery(past.store, 6, LATER).begin()) == [4, 5]
 
 
 def test_a_spec_that_is_changed_back_waits_for_the_passes_of_the_one_between(past):
     assert replay_first(past.store, SPEC, 1) == (LATER, 1)
     with pytest.raises(HeadraceError, match="passes must be replayed"):
-        claim_and_recover(past.store, 3, SPEC, None, {})
+        Recovery(past.store, 3, SPEC).begin()
 
 
 def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_meanwhile(tmp_path):
@@ -70,7 +70,7 @@ def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_mea
     past.plan(2, a=(100, 200))
     past.end()
     assert replay_first(past.store, SPEC, 1) is None
-    found = claim_and_recover(past.store, 2, SPEC, None, {})
+    found = Recovery(past.store, 2, SPEC).begin()
     assert (numbers(found), found.last_number) == ([1], 2)
 
 
@@ -103,7 +103,7 @@ def setting(tmp_path):
 
 
 def test_a_set_is_replayed_at_its_close_and_a_waiting_one_acts_at_the_first_new_close(setting):
-    found = claim_and_recover(setting.store, 2, SPEC, None, {})
+    found = Recovery(setting.store, 2, SPEC).begin()
     found.joblog.close()
     assert [list(each.operations) for each in found.replay] == [[operation(SET)]]
     assert [each.id for each in found.waiting if isinstance(each, RequestedOperation)] == ["b", "c"]
@@ -116,7 +116,7 @@ def test_a_changed_job_file_wins_over_a_waiting_set(setting):
     past.end()
     for _ in range(2):  # and again after a crash
         past.generation += 1
-        found = claim_and_recover(setting.store, past.generation, FASTER, None, {})
+        found = Recovery(setting.store, past.generation, FASTER).begin()
         found.joblog.close()
         waits = {each.id: each for each in found.waiting if isinstance(each, RequestedOperation)}
         assert waits["c"].keys == {DECAY: 0.9} and waits["b"].to == 1
@@ -141,14 +141,14 @@ def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
     past.end()
     mended = {**SPEC, "seed": 4}
     assert replay_first(past.store, mended, 1) is None
-    assert numbers(claim_and_recover(past.store, 2, mended, None, {})) == []
+    assert numbers(Recovery(past.store, 2, mended).begin()) == []
     past.generation = 2
     past.begin().close(2, a=(0, 100))
     past.end()
     with pytest.raises(SpecError, match="seed: cannot change"):
         replay_first(past.store, SPEC, 1)
     with pytest.raises(SpecError, match="seed: cannot change"):
-        claim_and_recover(past.store, 4, SPEC, None, {})
+        Recovery(past.store, 4, SPEC).begin()
 
 
 def test_passes_with_other_slots_are_replayed_with_them_before_the_slots_change_again(past):
@@ -164,7 +164,7 @@ def test_passes_with_other_slots_are_replayed_with_them_before_the_slots_change_
     past.end()
     assert replay_first(past.store, third, 1) == (second, 1)
     with pytest.raises(HeadraceError, match=r"passes must be replayed .*slots"):
-        claim_and_recover(past.store, 5, third, None, {})
-    assert numbers(claim_and_recover(past.store, 6, second, None, {})) == [7]
+        Recovery(past.store, 5, third).begin()
+    assert numbers(Recovery(past.store, 6, second).begin()) == [7]
     with pytest.raises(SpecError, match=r"^slots: .*slot 'b' .group was 1 and is 0"):
         replay_first(past.store, {**LATER, "slots": [{"name": "b"}]}, 1)

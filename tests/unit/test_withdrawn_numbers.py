@@ -6,7 +6,7 @@ from headrace.trainer.checkpoint.rewind import skip
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.journal.partitions import SkippedRange
 from headrace.trainer.journal.records import SpecOperation
-from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.rank0.recovery import Recovery
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.train.commit_state import restore
 from tests.fakes.past import SPEC, Past
@@ -24,7 +24,7 @@ def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
     past.end()
     assert skip(past.store, None, SkippedRange("a", 250, 300), "bad bytes") == [3, 4]
 
-    found = claim_and_recover(past.store, 3, SPEC, None, {})
+    found = Recovery(past.store, 3, SPEC).begin()
     found.joblog.close()
     progress = TrainerProgress("job")
     shards = SimpleNamespace(call=lambda *_: None)

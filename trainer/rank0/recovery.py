@@ -1,14 +1,15 @@
 """Recovery: rank 0 claims its generation, chooses the newest sound commit, and finds the passes to replay.
 
-Commits are read by trainer.checkpoint.commits, the log by trainer.journal.log. State is loaded into a trainer by
-trainer.train.commit_state and the shards. trainer.rank0.logged_specs knows under which spec passes were logged.
+Commits are read by trainer.checkpoint.commits, checked and repaired by trainer.rank0.sound_commit, the log is read by
+trainer.journal.log. State is loaded into a trainer by trainer.train.commit_state and the shards.
+trainer.rank0.logged_specs knows under which spec passes were logged.
 """
 
 import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,7 @@ from headrace.trainer.journal.records import (
     SkipOperation,
 )
 from headrace.trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
-from headrace.trainer.rank0.object_head import ObjectHead
-from headrace.trainer.rank0.sound_commit import discard_commits, new_timeline, newest_sound
+from headrace.trainer.rank0.sound_commit import ObjectHead, discard_commits, new_timeline, newest_sound
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
@@ -75,87 +75,87 @@ class RestartPoint:
     """The newest commit: that of `commit`, unless that was handed over."""
 
 
-def claim_and_recover(
-    store: Path,
-    generation: int,
-    spec: Mapping[str, Any],
-    uri: str | None,
-    facts: Mapping[str, Any],
-    *,
-    world: int = 1,
-    logged_only: bool = False,
-    taken: Callable[[], int] = lambda: 0,
-    head: ObjectHead | None = None,
-    checked: CheckedFiles | None = None,
-    handed: Commit | None = None,
-) -> RestartPoint:
-    """Claim `generation` of `world` trainers and decide where to continue.
+@dataclass(frozen=True)
+class Recovery:
+    """The recovery of a generation of trainers."""
 
-    With `logged_only`, only through passes logged under `spec` for as many trainers. `taken` returns the highest number
-    of a timeline that is used elsewhere; called if the store has no log yet. `head`: the object
-    store that is the truth, if the disk is not. `checked`: files of commits that this process has found sound before.
-    `handed`: what the generation before handed over to this one, in place of a commit.
+    store: Path
+    generation: int
+    spec: Mapping[str, Any]
+    _: KW_ONLY
+    mirror: str | None = None
+    """The address of the mirror, or of the object store that is the truth."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Logged with the claim."""
+    world: int = 1
+    """Number of trainers."""
+    logged_only: bool = False
+    """Only through passes that were logged under `spec` for as many trainers."""
+    taken: Callable[[], int] = lambda: 0
+    """Returns the highest number of a timeline that is used elsewhere; called if the store has no log yet."""
+    head: ObjectHead | None = None
+    """The object store that is the truth, if the disk is not."""
+    checked: CheckedFiles | None = None
+    """Files of commits that this process has found sound before."""
+    handed: Commit | None = None
+    """The state that the generation before handed over to this one, in place of a commit."""
 
-    1. Claim: from here on no older generation can change the store.
-    2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
-    3. Read the log after that commit: these passes are replayed exactly.
-    """
-    commits = Commits(store)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
+    def begin(self) -> RestartPoint:
+        """Claim the generation and decide where to continue.
 
-    def claim(facts: Mapping[str, Any], highest: int, fence: LogFence | None) -> Log:
-        folder = store / "log"
+        1. Claim: from here on no older generation can change the store.
+        2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the
+        mirror.
+        3. Read the log after that commit: these passes are replayed exactly.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, **self.facts}
+        if self.head is None:
+            joblog = self._claimed(facts, 0, None)  # 1
+        else:
+            joblog = self.head.claimed(self.store, facts, self._claimed)
+        failpoint(Failpoint.CLAIMED)
+        try:
+            return self._chosen(joblog)  # 2, 3
+        except HeadraceError:
+            joblog.close()
+            raise
+
+    def _claimed(self, facts: Mapping[str, Any], highest: int, fence: LogFence | None) -> Log:
+        folder = self.store / "log"
         old = JobHistory.of(read(folder))
-        mirror = uri if head is None else None
-        begins = (old.timeline, old.base) if old.timeline else new_timeline(commits, mirror, max(taken(), highest))
-        return Log.claim(
-            folder, generation, Deadline.after(CLAIM_S), timeline=begins[0], base=begins[1], facts=facts, fence=fence
-        )
+        if old.timeline:
+            timeline, base = old.timeline, old.base
+        else:
+            mirror = self.mirror if self.head is None else None
+            timeline, base = new_timeline(Commits(self.store), mirror, max(self.taken(), highest))
+        deadline = Deadline.after(CLAIM_S)
+        return Log.claim(folder, self.generation, deadline, timeline=timeline, base=base, facts=facts, fence=fence)
 
-    joblog = claim(facts, 0, None) if head is None else head.claimed(store, facts, claim)  # 1
-    failpoint(Failpoint.CLAIMED)
-    try:
-        return _chosen(joblog, commits, spec, uri, world, logged_only, head, checked, handed)  # 2, 3
-    except HeadraceError:
-        joblog.close()
-        raise
-
-
-def _chosen(
-    joblog: Log,
-    commits: Commits,
-    spec: Mapping[str, Any],
-    uri: str | None,
-    world: int,
-    logged_only: bool,
-    head: ObjectHead | None,
-    checked: CheckedFiles | None,
-    handed: Commit | None,
-) -> RestartPoint:
-    """Steps 2 and 3 of `claim_and_recover`."""
-    records = read(joblog.folder)
-    history = JobHistory.of(records)
-    commit, passed_over = newest_sound(commits, Lineage.of(records), uri, head, checked)
-    for name in passed_over:
-        log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
-    base = commit
-    if handed is not None:
-        commit = check_newest(history, handed)
-    found = after(history, commit, passed_over)
-    if handed is None and (commit is not None or passed_over):
-        chosen = None if commit is None else commit.name
-        joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
-    with joblog.exclusive():
-        discard_commits(commits, list(passed_over))
-    logged = [resettled(history, commit, spec, each) for each in found.replay]
-    replay = under_spec(joblog, history, commit, spec, world, logged, logged_only)
-    waiting = [settled(history, commit, spec, each) for each in history.waiting()]
-    overrides = overrides_of(commit, spec, () if logged_only else specs_after(history, commit))
-    if head is not None and commit is not None:
-        found = replace(found, commit=head.restorable(commit))
-        base = found.commit
-    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head, base=base)
+    def _chosen(self, joblog: Log) -> RestartPoint:
+        """Steps 2 and 3 of `begin`."""
+        commits, spec, head, records = Commits(self.store), self.spec, self.head, read(joblog.folder)
+        history = JobHistory.of(records)
+        commit, passed_over = newest_sound(commits, Lineage.of(records), self.mirror, head, self.checked)
+        for name in passed_over:
+            log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
+        base = commit
+        if self.handed is not None:
+            commit = check_newest(history, self.handed)
+        found = after(history, commit, passed_over)
+        if self.handed is None and (commit is not None or passed_over):
+            chosen = None if commit is None else commit.name
+            joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
+        with joblog.exclusive():
+            discard_commits(commits, list(passed_over))
+        logged = [resettled(history, commit, spec, each) for each in found.replay]
+        replay = under_spec(joblog, history, commit, spec, self.world, logged, self.logged_only)
+        waiting = [settled(history, commit, spec, each) for each in history.waiting()]
+        overrides = overrides_of(commit, spec, () if self.logged_only else specs_after(history, commit))
+        if head is not None and commit is not None:
+            found = replace(found, commit=head.restorable(commit))
+            base = found.commit
+        return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head, base=base)
 
 
 def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> RestartPoint:

@@ -60,10 +60,10 @@ from headrace.trainer.journal.log import Log
 from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
 from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses
-from headrace.trainer.rank0.object_head import ObjectHead
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
-from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
+from headrace.trainer.rank0.recovery import Recovery, RestartPoint, rerun_point
 from headrace.trainer.rank0.resizing import Standby
+from headrace.trainer.rank0.sound_commit import ObjectHead
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of
@@ -285,17 +285,23 @@ def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Sta
         standby.follow(shards)
     if config.rerun is not None:
         return rerun_point(config.rerun.store, config.rerun.commit, config.job)
-    facts = {"world": config.world, "shards": len(config.shards)}
-    mirror, logged_only = _mirror(config, job), config.until is not None
-    taken = partial(newest_timeline, job.name, job.exports, config.store, config.folder)
-    head = None
+    mirror, head = _mirror(config, job), None
     if job.store.parts == "object":
         assert mirror is not None, "the spec needs a mirror"
         head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, _signature(config, job))
-    claim = (config.store, config.generation, config.job, mirror, facts)
-    checked, handed = (None, None) if standby is None else (standby.checked, standby.handed)
-    begin = partial(claim_and_recover, *claim, world=config.world, logged_only=logged_only, taken=taken)
-    return begin(head=head, checked=checked, handed=handed)
+    return Recovery(
+        config.store,
+        config.generation,
+        config.job,
+        mirror=mirror,
+        facts={"world": config.world, "shards": len(config.shards)},
+        world=config.world,
+        logged_only=config.until is not None,
+        taken=partial(newest_timeline, job.name, job.exports, config.store, config.folder),
+        head=head,
+        checked=None if standby is None else standby.checked,
+        handed=None if standby is None else standby.handed,
+    ).begin()
 
 
 def _schedule(
