@@ -195,7 +195,7 @@ STOPPED_S = 3.0
 """Longest time that a worker stays stopped: it may hold the lock for which the next generation waits."""
 END_S = 60.0
 """Longest time for a trainer that was taken for dead, and continues, to notice it and end: twice the polling interval
-of trainer.journal.fencing, and more on a loaded machine. A shard does not check."""
+of trainer.journal.succession, and more on a loaded machine. A shard does not check."""
 
 
 class TooManyDeaths(HeadraceError):

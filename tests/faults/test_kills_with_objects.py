@@ -19,7 +19,7 @@ from headrace.service.faults.deaths import EVERYBODY, RANK_0, AtFailpoint, AtIns
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.faults.rounds import FALLBACK
 from headrace.service.spec.job import load_job
-from headrace.trainer.fence.fence_sequence import key_of
+from headrace.trainer.journal.fence import key_of
 from headrace.trainer.journal.log_file import listed, newest_generation, read_files
 from headrace.trainer.journal.records import Claim, PassClose
 from tests.faults.test_kills import report, said_by

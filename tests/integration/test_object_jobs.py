@@ -14,7 +14,7 @@ from headrace.service.history.commit_list import prune
 from headrace.service.history.verification import damage_in
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.checkpoint.object_store import ObjectStore
-from headrace.trainer.fence.fence_records import FenceClaim, LogMode
+from headrace.trainer.journal.fence import FenceClaim, LogMode
 from tests.faults.test_kills import report, said_by
 from tests.faults.test_kills_with_objects import job_at, objects
 from tests.integration.stream_job import write_job

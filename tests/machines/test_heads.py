@@ -22,7 +22,7 @@ import json, sys
 from headrace.blob.blob_store import open_blobs
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
-from headrace.trainer.fence.fence_records import decode
+from headrace.trainer.journal.fence import decode
 soon = Deadline.after(30)
 job, exports = (open_blobs(parse(address), "read", soon) for address in sys.argv[1:])
 records = [decode(0, job.get(f"fence/{name}", 1 << 26, soon)) for name in sorted(job.sizes("fence", soon))]

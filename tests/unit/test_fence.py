@@ -12,19 +12,23 @@ from headrace.blob.blob_store import open_blobs
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unavailable
-from headrace.trainer.fence.fence_records import (
+from headrace.trainer.journal.fence import (
+    BlobFence,
     FenceClaim,
     FenceCommit,
     FenceDamaged,
     FenceHistory,
     FenceLine,
+    FenceMoved,
     FenceRecord,
     FenceRetirement,
+    FenceSequence,
     LogMode,
+    check_conditional_puts,
     decode,
     encode,
+    key_of,
 )
-from headrace.trainer.fence.fence_sequence import BlobFence, FenceMoved, FenceSequence, check_conditional_puts, key_of
 from headrace.trainer.journal.log import Superseded
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests

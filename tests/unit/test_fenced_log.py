@@ -9,11 +9,10 @@ from headrace.blob.blob_store import open_blobs
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
-from headrace.trainer.fence import fenced_log
-from headrace.trainer.fence.fence_records import LogMode
-from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence
-from headrace.trainer.fence.fenced_log import LOG_ID, FencedLog, facts_with_id, log_id_in, prepare
+from headrace.trainer.journal import fenced_log
 from headrace.trainer.journal import log as log_module
+from headrace.trainer.journal.fence import BlobFence, FenceSequence, LogMode
+from headrace.trainer.journal.fenced_log import LOG_ID, FencedLog, facts_with_id, log_id_in, prepare
 from headrace.trainer.journal.log import Log, LogFailed, Superseded, newest_generation, read
 from headrace.trainer.journal.records import Void
 

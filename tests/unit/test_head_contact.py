@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from headrace.errors import HeadraceError, Unavailable
-from headrace.trainer.fence import head_contact
-from headrace.trainer.fence.head_contact import HeadContact, watched
+from headrace.trainer.journal import succession
 from headrace.trainer.journal.log import Superseded
+from headrace.trainer.journal.succession import HeadContact, watched
 
 TIMEOUT_S = 30.0
 
@@ -64,7 +64,7 @@ def test_the_time_counts_from_the_beginning_of_a_look(world):
     contact.look()
     clock.now_s += 6.0
     assert contact.trouble
-    assert fence.deadlines[0] <= TIMEOUT_S / head_contact.LOOKS
+    assert fence.deadlines[0] <= TIMEOUT_S / succession.LOOKS
 
 
 def test_trouble_and_its_end_are_said_once(world, caplog):
@@ -80,7 +80,7 @@ def test_trouble_and_its_end_are_said_once(world, caplog):
 
 
 def test_a_replaced_head_publishes_nothing_any_more_and_ends(monkeypatch):
-    monkeypatch.setattr(head_contact, "END_S", 0.01)
+    monkeypatch.setattr(succession, "END_S", 0.01)
     fence, ended, code = Fence(), threading.Event(), []
 
     def end(number):

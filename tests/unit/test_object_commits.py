@@ -23,8 +23,8 @@ from headrace.trainer.checkpoint.object_store import (
     complete_commit,
     removable,
 )
-from headrace.trainer.fence.fence_records import FenceClaim, LogMode
 from headrace.trainer.job_status import ObjectStatus
+from headrace.trainer.journal.fence import FenceClaim, LogMode
 from headrace.trainer.journal.log import Superseded
 from tests.fakes.manifests import manifest_of
 

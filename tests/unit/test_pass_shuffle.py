@@ -9,7 +9,7 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.stream.source import Events, Segment
 from headrace.keys import key_of_reference
 from headrace.seeds import derive
-from headrace.trainer.journal.pass_parts import divide, part_sizes
+from headrace.trainer.journal.pass_plan import divide, part_sizes
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), min_size=1, max_size=4)
 

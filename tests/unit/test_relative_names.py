@@ -26,8 +26,8 @@ from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.pointers import read_current
 from headrace.trainer.exports.pointers import read_manifest as read_export
 from headrace.trainer.exports.reader import open_export, parent_of
-from headrace.trainer.fence.fence_records import FenceDamaged, FencedFile, FenceHistory, LogMode, decode
-from headrace.trainer.fence.fenced_log import prepare
+from headrace.trainer.journal.fence import FenceDamaged, FencedFile, FenceHistory, LogMode, decode
+from headrace.trainer.journal.fenced_log import prepare
 from headrace.trainer.journal.records import UndecodableRecord
 from headrace.trainer.journal.records import decode as decode_record
 from headrace.trainer.replica.export_updates import parsed

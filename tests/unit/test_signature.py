@@ -16,8 +16,7 @@ from headrace.trainer.checkpoint.commits import CommitDamaged, canonical
 from headrace.trainer.checkpoint.mirror import Mirror, MirrorEmpty
 from headrace.trainer.checkpoint.object_store import ObjectStore, manifest_key
 from headrace.trainer.config import StoreSection
-from headrace.trainer.fence.fence_records import FenceClaim, FenceCommit, FenceDamaged, LogMode, decode
-from headrace.trainer.fence.fence_sequence import key_of
+from headrace.trainer.journal.fence import FenceClaim, FenceCommit, FenceDamaged, LogMode, decode, key_of
 from tests.mirrored_store import fetch, kept_in_mirror, make_commit
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests

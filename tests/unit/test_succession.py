@@ -8,13 +8,13 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
-from headrace.trainer.journal.fencing import end_when_superseded, raise_superseded
 from headrace.trainer.journal.log import Log, Superseded
+from headrace.trainer.journal.succession import end_when_superseded, raise_superseded
 
 WAITING = """
 import sys, threading
 from pathlib import Path
-from headrace.trainer.journal.fencing import end_when_superseded
+from headrace.trainer.journal.succession import end_when_superseded
 
 end_when_superseded(Path(sys.argv[1]), 1, check_s=0.05)
 print("up", flush=True)
@@ -40,7 +40,7 @@ def test_a_process_that_waits_for_ever_ends_once_a_newer_generation_has_the_job(
 def test_the_newest_generation_is_left_alone_and_an_older_one_has_one_pause_to_end_in_order(tmp_path, monkeypatch):
     looks, ended, looked = [3, 3, 2, 4, 4], threading.Event(), []
     monkeypatch.setattr(
-        "headrace.trainer.journal.fencing.newest_generation", lambda _: looked.append(1) or looks[len(looked) - 1]
+        "headrace.trainer.journal.succession.newest_generation", lambda _: looked.append(1) or looks[len(looked) - 1]
     )
     end_when_superseded(tmp_path, 3, check_s=0.001, end=lambda code: ended.set())
     assert ended.wait(10)
@@ -56,7 +56,7 @@ def test_a_log_that_cannot_be_read_now_is_checked_again(tmp_path, monkeypatch):
             raise OSError("the network is away")
         return 8
 
-    monkeypatch.setattr("headrace.trainer.journal.fencing.newest_generation", newest)
+    monkeypatch.setattr("headrace.trainer.journal.succession.newest_generation", newest)
     end_when_superseded(tmp_path, 7, check_s=0.001, end=lambda code: ended.set())
     assert ended.wait(10)
     assert len(looked) == 4

@@ -27,7 +27,7 @@ from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.protocol.commit_parts import ShardCommitPart, check_files, check_objects
 from headrace.pserver.store.row_store import StoredFile
 from headrace.relative_names import InvalidName
-from headrace.trainer.fence.fence_records import COMMIT_NAME
+from headrace.trainer.journal.fence import COMMIT_NAME
 
 FORMAT = 3
 """Newest readable layout of a manifest; a newer one is refused. Since 3, files may be objects of a store."""

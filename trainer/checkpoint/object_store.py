@@ -1,6 +1,6 @@
 """The object store of a job with `store.parts = "object"`: commits count there, and a disk is completed from it.
 
-    fence/<number>                        the sequence that says which commits count (trainer.fence)
+    fence/<number>                        the sequence that says which commits count (trainer.journal.fence)
     manifests/<commit name>-<hash>.json   the manifests of commits; one counts if a record of the fence names its hash
     parts/<generation>/<sha256>           the files of commits (pserver.commit.part_objects)
 
@@ -45,10 +45,15 @@ from headrace.trainer.checkpoint.commits import (
 )
 from headrace.trainer.checkpoint.mirror import opened
 from headrace.trainer.config import StoreSection
-from headrace.trainer.fence.fence_records import FenceHistory, FenceRetirement
-from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
-from headrace.trainer.fence.fenced_log import is_ours, prepare
 from headrace.trainer.job_status import CommitStatus, ObjectStatus
+from headrace.trainer.journal.fence import (
+    BlobFence,
+    FenceHistory,
+    FenceRetirement,
+    FenceSequence,
+    check_conditional_puts,
+)
+from headrace.trainer.journal.fenced_log import is_ours, prepare
 
 MANIFESTS = "manifests"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -124,7 +129,7 @@ class ObjectStore:
     def prepare(self, store: Path, job: str, history: FenceHistory, deadline: Deadline) -> PreparedStore:
         """Make log and manifests in `store` those that `history` names. Files of commits follow when they are needed.
 
-        1. The log: see trainer.fence.fenced_log.prepare. 2. Commits that do not count are removed from this disk: all
+        1. The log: see trainer.journal.fenced_log.prepare. 2. Commits that do not count are removed from this disk: all
         that were uploaded, and after a change of heads those of before uploads, too. 3. The manifests that count. First
         the address of this store is noted, where readers of commits fetch files.
 

@@ -19,7 +19,7 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, locked
 from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.checkpoint.commits import Commit, order_of
-from headrace.trainer.fence.fenced_log import LOG_ID, log_id_in
+from headrace.trainer.journal.fenced_log import LOG_ID, log_id_in
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import LOCK, AnyRecord, Log, RecordPlace, newest_generation, read
 from headrace.trainer.journal.log_file import file_name, listed, record_of

@@ -43,7 +43,7 @@ from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.row_values import as_exported
 from headrace.trainer.exports.slot_files import write_slot_files
-from headrace.trainer.fence.fence_records import timeline_number
+from headrace.trainer.journal.fence import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
 """Failures that would repeat at every try."""

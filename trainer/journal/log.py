@@ -111,7 +111,7 @@ class LogFileCopy:
 
 
 class LogFence(Protocol):
-    """Decides beyond this disk which claims and records count: see trainer.fence.fenced_log."""
+    """Decides beyond this disk which claims and records count: see trainer.journal.fenced_log."""
 
     @property
     def takes_lines(self) -> bool:

@@ -4,7 +4,7 @@ A pass is trained exactly as planned, in the plan's order. Source and clock are 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
@@ -13,7 +13,6 @@ import msgspec
 from headrace.codec import written
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.trainer.journal.partitions import SkippedRange, enumerated, open_ranges, place
-from headrace.trainer.journal.pass_parts import divide, part_sizes
 
 RankSegments = tuple[tuple[Segment, ...], ...]
 """By rank, in reading order."""
@@ -151,3 +150,28 @@ def is_drained(
 ) -> bool:
     """True if there is no backlog and no new events can come."""
     return all(p.final for p in partitions) and not any(backlog(partitions, positions, skips))
+
+
+def part_sizes(total: int, num_ranks: int, shares: Sequence[float] = ()) -> list[int]:
+    """The length of each rank's part: in proportion to `shares`; without any, equal lengths, the longer ones first."""
+    if shares:
+        marks = [0, *(round(total * min(1.0, upto)) for upto in accumulate(shares[:-1])), total]
+        return [end - begin for begin, end in pairwise(marks)]
+    size, remainder = divmod(total, num_ranks)
+    return [size + (rank < remainder) for rank in range(num_ranks)]
+
+
+def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segment]]:
+    """The positions of `segments` in order, in parts of these sizes; a segment is split where a part ends inside it."""
+    left, parts = list(reversed(segments)), list[list[Segment]]()
+    for size in sizes:
+        part: list[Segment] = []
+        while size:
+            segment = left.pop()
+            middle = min(segment.end, segment.begin + size)
+            part.append(replace(segment, end=middle))
+            size -= middle - segment.begin
+            if middle < segment.end:
+                left.append(replace(segment, begin=middle))
+        parts.append(part)
+    return parts

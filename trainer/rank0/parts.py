@@ -19,7 +19,7 @@ from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.commands import Explain
 from headrace.trainer.config import TrainerJob, WorkerConfig
-from headrace.trainer.fence.head_contact import HeadContact
+from headrace.trainer.journal.succession import HeadContact
 from headrace.trainer.rank0.key_memories import memories_of_key
 from headrace.trainer.rank0.operations import OperationRunner, RankUpdate, Request
 from headrace.trainer.rank0.planner import PAUSED, Planner

@@ -29,9 +29,8 @@ from headrace.trainer.checkpoint.commits import (
 from headrace.trainer.checkpoint.mirror import Mirror
 from headrace.trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
 from headrace.trainer.checkpoint.rewind import Lineage
-from headrace.trainer.fence.fence_records import LogMode
-from headrace.trainer.fence.fence_sequence import FenceMoved, FenceSequence
-from headrace.trainer.fence.fenced_log import FencedLog, facts_with_id
+from headrace.trainer.journal.fence import FenceMoved, FenceSequence, LogMode
+from headrace.trainer.journal.fenced_log import FencedLog, facts_with_id
 from headrace.trainer.journal.log import Log
 
 CLAIM_ROUNDS = 64

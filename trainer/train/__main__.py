@@ -18,7 +18,7 @@ from headrace.rpc.rendezvous import RendezvousClient, renewed_identity
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.timeline import recording
 from headrace.trainer.config import WorkerConfig
-from headrace.trainer.journal.fencing import end_when_superseded, raise_superseded
+from headrace.trainer.journal.succession import end_when_superseded, raise_superseded
 from headrace.trainer.rank0.parts import CLOSE_S
 from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.train.assembly import Trainer, open_trainer

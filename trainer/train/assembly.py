@@ -54,9 +54,9 @@ from headrace.trainer.features.default_rows import DefaultRows, widths_of
 from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
-from headrace.trainer.fence.head_contact import watched
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.log import Log
+from headrace.trainer.journal.succession import watched
 from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
 from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses

@@ -15,8 +15,7 @@ from headrace.errors import Unavailable
 from headrace.failpoints import Failpoint, failpoint
 from headrace.relative_names import path_below
 from headrace.retry import Retrier
-from headrace.trainer.fence.fence_records import FenceClaim, FenceContent, FenceHistory, FenceLine, LogMode
-from headrace.trainer.fence.fence_sequence import FenceSequence
+from headrace.trainer.journal.fence import FenceClaim, FenceContent, FenceHistory, FenceLine, FenceSequence, LogMode
 from headrace.trainer.journal.log_file import NAME as LOG_NAME
 from headrace.trainer.journal.log_file import RecordPlace, file_numbers, listed, record_of
 from headrace.trainer.journal.records import Claim
