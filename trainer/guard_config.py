@@ -1,6 +1,6 @@
 """The section `guards` of a job spec, and the rollback of a stream of exports: when a job holds back what it learnt.
 
-trainer.rank0.slot_bounds and trainer.exports.rollback decide by them.
+trainer.rank0.slot_guards and trainer.exports.rollback decide by them.
 """
 
 from collections.abc import Mapping

@@ -320,7 +320,7 @@ class StallStatus(Struct, frozen=True, kw_only=True):
     """A step that is stalled, or workers that cannot start."""
 
     waits_for: str = ""
-    """As step_clock.WaitsFor; or "workers", "store": the launcher's words are `text`; or "worker": it is silent."""
+    """As time_spent.WaitsFor; or "workers", "store": the launcher's words are `text`; or "worker": it is silent."""
     for_s: float | None = None
     max_s: float | None = None
     shards: list[int] = []

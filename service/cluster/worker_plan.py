@@ -31,7 +31,7 @@ from headrace.trainer.predict.config import PredictionRequest
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
-from headrace.trainer.status.step_clock import STALL_SHARE
+from headrace.trainer.status.time_spent import STALL_SHARE
 
 MODULES = {
     WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),

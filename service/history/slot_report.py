@@ -26,7 +26,7 @@ MUCH_DRIFT, LITTLE_COVERAGE, MUCH_LOST, MANY_NEW, MANY_ROWS = 0.25, 0.05, 0.1, 0
 """Limits of what looks wrong where no bound is set."""
 GUARDS = "guards"
 DRIFTS = "drift"
-"""Begins the words of a bound of drift (trainer.rank0.slot_bounds)."""
+"""Begins the words of a bound of drift (trainer.rank0.slot_guards)."""
 
 
 class SlotOrder(StrEnum):

@@ -18,7 +18,7 @@ from headrace.pserver.config import Bounds, Sgd, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.server.commands import DigestRows, Explain
-from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.status.time_spent import StepClock
 from headrace.trainer.train.exchanges import CopiedTable, Exchanges, GeoExchanges, RowCopy
 from tests.contract import shards_world as w
 

@@ -19,7 +19,7 @@ from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.config import Sgd, TableSection
 from headrace.pserver.protocol.shards import Gradients
 from headrace.pserver.server.commands import DigestRows, Explain
-from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.status.time_spent import StepClock
 from headrace.trainer.train.exchanges import Exchanges
 from tests.contract import shards_world as w
 

@@ -14,7 +14,7 @@ from headrace.trainer.config import MetricsSection, TrainSection
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.features.training_batches import BatchMaker
-from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.status.time_spent import StepClock
 from headrace.trainer.train.infer_first import InferFirst, announced_ahead, num_bytes
 from headrace.trainer.train.step import Stepper
 from tests.unit.test_step import CTR, SCHEMA, TABLES, Sums, samples

@@ -10,8 +10,7 @@ from headrace.traffic import LinkTraffic, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
 from headrace.trainer.collectives.ranks import KINDS, CollectiveWaits
 from headrace.trainer.job_status import Status
-from headrace.trainer.status.rank_figures import RECENT_PASSES, RankFigures
-from headrace.trainer.status.straggler import NO_REASON, WaitTotals, straggler
+from headrace.trainer.status.rank_figures import NO_REASON, RECENT_PASSES, RankFigures, WaitTotals, straggler
 from headrace.trainer.status.time_spent import LoopPart
 
 

@@ -18,8 +18,16 @@ from headrace.trainer.config import GatesSection
 from headrace.trainer.exports.gates import GateFacts, check_gates
 from headrace.trainer.guard_config import GuardBounds, GuardsSection
 from headrace.trainer.rank0.operations import ClosingPass
-from headrace.trainer.rank0.slot_bounds import SlotCounts, drift, figures_of, outside, slots_of, summed
-from headrace.trainer.rank0.slot_guards import SlotGuards, SlotOutside
+from headrace.trainer.rank0.slot_guards import (
+    SlotCounts,
+    SlotGuards,
+    SlotOutside,
+    drift,
+    figures_of,
+    outside,
+    slots_of,
+    summed,
+)
 from tests.fakes.ragged import ragged
 from tests.unit.test_spec import message
 

@@ -11,7 +11,7 @@ from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.lines import status_changes
 from headrace.trainer.job_status import StallStatus, Status, read
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.status.time_spent import StepClock, WaitsFor
 
 WORDS = {
     "pipe": ({}, "no samples come from the source or the pipe command"),

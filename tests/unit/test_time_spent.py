@@ -2,8 +2,16 @@
 
 import pytest
 
-from headrace.trainer.status.step_clock import StepClock, WaitsFor
-from headrace.trainer.status.time_spent import ADVICE, PARTS, LoopPart, TimeSpent, advice, pipe_wait
+from headrace.trainer.status.time_spent import (
+    ADVICE,
+    PARTS,
+    LoopPart,
+    StepClock,
+    TimeSpent,
+    WaitsFor,
+    advice,
+    pipe_wait,
+)
 
 
 class Clock:

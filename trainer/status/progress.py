@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from headrace.traffic import Links
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.status.step_clock import StepClock
-from headrace.trainer.status.time_spent import TimeSpent, advice, pipe_wait
+from headrace.trainer.status.time_spent import StepClock, TimeSpent, advice, pipe_wait
 
 RATE_WINDOW_S = 10.0
 """Rates cover the passes that closed within this time."""

@@ -69,7 +69,7 @@ from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.status.step_clock import STALL_SHARE, WaitsFor
+from headrace.trainer.status.time_spent import STALL_SHARE, WaitsFor
 from headrace.trainer.train.close import PassCloser
 from headrace.trainer.train.commit_state import CarriedState, SavedState, StateHolders, restore
 from headrace.trainer.train.device import (

@@ -35,7 +35,7 @@ from headrace.timeline import Span, span
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.features.training_batches import TrainingBatch, keys_of_batch
 from headrace.trainer.rank0.parts import RankZero
-from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.status.time_spent import StepClock, WaitsFor
 from headrace.trainer.train.infer_first import announced_ahead
 
 Rows = Mapping[str, F32]

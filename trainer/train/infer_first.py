@@ -16,7 +16,7 @@ from headrace.deadline import Deadline
 from headrace.pserver.protocol.shards import Keys, Shards
 from headrace.trainer.config import MetricsSection
 from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, micro_batches, prepared
-from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.status.time_spent import StepClock, WaitsFor
 from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.step import StepFacts, Stepper
 

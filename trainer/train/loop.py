@@ -32,8 +32,7 @@ from headrace.trainer.features.training_batches import (
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.planner import StreamEnded
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.status.step_clock import WaitsFor
-from headrace.trainer.status.time_spent import LoopPart
+from headrace.trainer.status.time_spent import LoopPart, WaitsFor
 from headrace.trainer.train.close import PassCloser
 from headrace.trainer.train.duties import Duties
 from headrace.trainer.train.exchanges import Exchanges, Rows, StepInput
