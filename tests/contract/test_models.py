@@ -16,6 +16,7 @@ from headrace.trainer.dense_config import DenseSection, RecomputeSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.outputs import check_outputs
 from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.models.settings import first_order, some_slot, some_values, two_tasks, vectors_of_one_length
 from headrace.trainer.train.activations import saved_activations
 from tests.fakes.model_settings import MODEL_NAMES, NEEDS_SEQUENCE, fitting
 
@@ -97,27 +98,32 @@ SHAPES = {
     "dense values alone": replace(PLAIN, pooled=()),
     "one slot of weights among vectors": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, dim=0)),
 }
-REFUSED = {
-    "lr": {"no first-order weights", "some first-order weights", "a sequence without weights"},
-    "fm": set(SHAPES)
-    - {"plain", "several tasks", "no dense slot", "one slot", "sequences alone"}
-    - {"with sequences", "a sequence and two tasks"},
-    **dict.fromkeys(("wide_deep", "deep_crossing", "dcn", "dcn_v2", "finalmlp", "mmoe", "mine:Tower"), set()),
+REFUSED_BY = {
+    some_slot: set(),
+    some_values: set(),
+    first_order: {"no first-order weights", "some first-order weights", "a sequence without weights"},
+    vectors_of_one_length: {
+        "vectors of two lengths",
+        "a table of weights alone",
+        "dense values alone",
+        "one slot of weights among vectors",
+    },
+    two_tasks: set(SHAPES) - {"a sequence and two tasks"},
+}
+"""By requirement: the shapes it refuses."""
+REFUSED_BESIDES = {
+    "two_tower": {"one slot", "sequences alone", "a table of weights alone", "dense values alone"},
     **dict.fromkeys(
         NEEDS_SEQUENCE, set(SHAPES) - {"with sequences", "a sequence and two tasks", "a sequence without weights"}
     ),
-    "two_tower": {"one slot", "sequences alone", "a table of weights alone", "dense values alone"},
-    "esmm": set(SHAPES) - {"a sequence and two tasks"},
-    **dict.fromkeys(
-        ("deepfm", "dlrm"),
-        {
-            "vectors of two lengths",
-            "a table of weights alone",
-            "dense values alone",
-            "one slot of weights among vectors",
-        },
-    ),
 }
+"""By model: those that its own `check` refuses."""
+
+
+def refused(name):
+    """The shapes that a model refuses. A user's class has no requirements."""
+    needs = MODELS.load(name).needs if name in MODEL_NAMES else ()
+    return REFUSED_BESIDES.get(name, set()).union(*map(REFUSED_BY.__getitem__, needs))
 
 
 def random_inputs(shape, num_samples=B, seed=0):
@@ -151,7 +157,7 @@ def fields_of(name):
 
 
 def cases(build):
-    return {case: shape for case, shape in SHAPES.items() if case not in REFUSED[build.name]}
+    return {case: shape for case, shape in SHAPES.items() if case not in refused(build.name)}
 
 
 def test_there_is_one_finite_logit_for_each_sample_and_task(build):
@@ -163,7 +169,7 @@ def test_there_is_one_finite_logit_for_each_sample_and_task(build):
 
 
 def test_a_shape_it_cannot_work_with_is_refused_when_it_is_built(build):
-    for case in REFUSED[build.name]:
+    for case in refused(build.name):
         with pytest.raises(SpecError, match="slot|dim|sparse|tasks"):
             build(SHAPES[case])
 

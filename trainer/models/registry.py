@@ -13,7 +13,7 @@ from headrace.config import Section, validate
 from headrace.errors import SpecError
 from headrace.registry import Registry
 from headrace.trainer.config import ModelSection
-from headrace.trainer.models.settings import ModelSettings
+from headrace.trainer.models.settings import OWN, ModelSettings
 from headrace.trainer.user_classes import import_class, split_class
 
 if TYPE_CHECKING:
@@ -25,23 +25,7 @@ MODELS = Registry(
     kind="model",
     group="headrace.models",
     base=ModelSettings,
-    own={
-        "lr": "trainer.models.settings:LrSettings",
-        "fm": "trainer.models.settings:FmSettings",
-        "deepfm": "trainer.models.settings:DeepFmSettings",
-        "wide_deep": "trainer.models.settings:WideDeepSettings",
-        "deep_crossing": "trainer.models.settings:DeepCrossingSettings",
-        "dcn": "trainer.models.settings:DcnSettings",
-        "dcn_v2": "trainer.models.settings:DcnV2Settings",
-        "dlrm": "trainer.models.settings:DlrmSettings",
-        "finalmlp": "trainer.models.settings:FinalMlpSettings",
-        "din": "trainer.models.settings:DinSettings",
-        "sasrec": "trainer.models.settings:SasrecSettings",
-        "two_tower": "trainer.models.settings:TwoTowerSettings",
-        "mmoe": "trainer.models.settings:MmoeSettings",
-        "esmm": "trainer.models.settings:EsmmSettings",
-        "next_item": "trainer.models.settings:NextItemSettings",
-    },
+    own={name: f"trainer.models.settings:{section.__name__}" for name, section in OWN.items()},
 )
 
 

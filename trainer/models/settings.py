@@ -1,11 +1,12 @@
 """Headrace's own models, each as its section of the job file: settings, what it needs of the slots, and its module.
 
 A section is checked without torch, so a module is a file beside this one, which `build` imports. To add a model: its
-section here and its name in trainer.models.registry, and a file with its module.
+section and its name in `OWN` here, and a file with its module.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -43,6 +44,9 @@ or key and says how to change it."""
 class ModelSettings(Section):
     """The section [model.settings] of a model that has a name, and what the model says of itself without torch."""
 
+    module: ClassVar[str]
+    """Its module, as "file:Class" in this folder, which is imported when it is built. A model of a package of others
+    overrides `build` instead."""
     needs: ClassVar[tuple[Need, ...]] = ()
     """Its requirements on the slots."""
     has_tower: ClassVar[bool] = False
@@ -57,7 +61,9 @@ class ModelSettings(Section):
 
     def build(self, shape: Shape) -> "nn.Module":
         """The module, for slots that `check` took."""
-        raise NotImplementedError
+        file, _, name = self.module.partition(":")
+        module: nn.Module = getattr(import_module(f"{__package__}.{file}"), name)(shape, self)
+        return module
 
 
 # -- requirements of several models
@@ -193,25 +199,15 @@ def _refusal(message: str, key: str) -> SpecError:
 class LrSettings(ModelSettings):
     """lr has none."""
 
+    module = "lr:LogisticRegression"
     needs = (some_slot, first_order)
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.lr import LogisticRegression
-
-        return LogisticRegression(shape, self)
 
 
 class FmSettings(ModelSettings):
     """fm has none."""
 
+    module = "fm:FactorizationMachine"
     needs = (first_order, vectors_of_one_length)
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.fm import FactorizationMachine
-
-        return FactorizationMachine(shape, self)
 
 
 class PerceptronSettings(ModelSettings):
@@ -233,90 +229,61 @@ class DeepSettings(PerceptronSettings):
 class WideDeepSettings(DeepSettings):
     """wide_deep."""
 
+    module = "wide_deep:WideDeep"
     needs = (some_values,)
     has_tower = True
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.wide_deep import WideDeep
-
-        return WideDeep(shape, self)
 
 
 class DeepFmSettings(DeepSettings):
     """deepfm."""
 
+    module = "deepfm:DeepFm"
     needs = (vectors_of_one_length,)
     has_tower = True
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.deepfm import DeepFm
-
-        return DeepFm(shape, self)
 
 
 class DeepCrossingSettings(DeepSettings):
     """deep_crossing."""
 
+    module = "deep_crossing:DeepCrossing"
     needs = (some_values,)
     has_tower = True
     hidden: Hidden = (128, 128)
     """Inner widths of the residual units, one unit each."""
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.deep_crossing import DeepCrossing
-
-        return DeepCrossing(shape, self)
-
 
 class DcnSettings(DeepSettings):
     """dcn."""
 
+    module = "dcn:Dcn"
     needs = (some_values,)
     cross_layers: Layers = 2
     """Number of cross layers: the highest degree of interactions minus one."""
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.dcn import Dcn
-
-        return Dcn(shape, self)
 
 
 class DcnV2Settings(DcnSettings):
     """dcn_v2."""
 
+    module = "dcn_v2:DcnV2"
     low_rank: Width | None = None
     """Rank of each cross layer's matrix; full unless set."""
     structure: Literal["parallel", "stacked"] = "parallel"
     """"parallel": cross and deep part side by side; "stacked": the deep part reads the output of the cross part."""
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.dcn_v2 import DcnV2
-
-        return DcnV2(shape, self)
-
 
 class DlrmSettings(DeepSettings):
     """dlrm."""
 
+    module = "dlrm:Dlrm"
     needs = (vectors_of_one_length,)
     bottom: Hidden = (64,)
     """Widths of the layers for dense values, without the last one, which has the length of the vectors."""
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.dlrm import Dlrm
-
-        return Dlrm(shape, self)
 
 
 class DinSettings(DeepSettings):
     """din."""
 
+    module = "din:Din"
     needs = (some_values,)
     target: SlotName | None = None
     """Sparse slot with the item that is judged: it is compared with each item of the sequences. Required."""
@@ -341,16 +308,11 @@ class DinSettings(DeepSettings):
             _one_length(target, slot, "din")
         return target, attended
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.din import Din
-
-        return Din(shape, self)
-
 
 class SasrecSettings(DeepSettings):
     """sasrec."""
 
+    module = "sasrec:Sasrec"
     needs = (some_values,)
     target: SlotName | None = None
     """Sparse slot with the item that is judged. Required."""
@@ -383,16 +345,11 @@ class SasrecSettings(DeepSettings):
             raise _refusal(f"{heads} does not divide {sequence.dim}, the dim of slot {name!r}", "attention_heads")
         return target, sequence
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.sasrec import Sasrec
-
-        return Sasrec(shape, self)
-
 
 class TwoTowerSettings(PerceptronSettings):
     """two_tower."""
 
+    module = "two_tower:TwoTower"
     needs = (some_values,)
     item: SlotNames = ()
     """Slots of the item; the first one, a sparse slot, tells items apart. All other slots are the user's. Required."""
@@ -433,16 +390,11 @@ class TwoTowerSettings(PerceptronSettings):
             )
         return user, items
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.two_tower import TwoTower
-
-        return TwoTower(shape, self)
-
 
 class NextItemSettings(ModelSettings):
     """next_item."""
 
+    module = "next_item:NextItem"
     needs = (some_values,)
     of_classes = True
     hidden: Hidden = (128, 64)
@@ -504,42 +456,27 @@ class NextItemSettings(ModelSettings):
             raise _refusal("the slots that are left have neither vectors nor dense values", "without")
         return user
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.next_item import NextItem
-
-        return NextItem(shape, self)
-
 
 class MmoeSettings(DeepSettings):
     """mmoe."""
 
+    module = "mmoe:Mmoe"
     needs = (some_values,)
     experts: Annotated[int, Field(ge=1, le=256)] = 4
     """Number of perceptrons; each has the layers `hidden`."""
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.mmoe import Mmoe
-
-        return Mmoe(shape, self)
 
 
 class EsmmSettings(PerceptronSettings):
     """esmm."""
 
+    module = "esmm:Esmm"
     needs = (some_values, two_tasks)
-
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.esmm import Esmm
-
-        return Esmm(shape, self)
 
 
 class FinalMlpSettings(PerceptronSettings):
     """finalmlp."""
 
+    module = "finalmlp:FinalMlp"
     needs = (some_values,)
     second_hidden: Hidden = (128, 64)
     """Widths of the layers of the second perceptron; `hidden` has those of the first."""
@@ -576,8 +513,22 @@ class FinalMlpSettings(PerceptronSettings):
                 raise _refusal(f"{self.bilinear_heads} does not divide {width}, the last width", "bilinear_heads")
         return found[0], found[1]
 
-    @override
-    def build(self, shape: Shape) -> "nn.Module":
-        from headrace.trainer.models.finalmlp import FinalMlp
 
-        return FinalMlp(shape, self)
+OWN: Mapping[str, type[ModelSettings]] = {
+    "lr": LrSettings,
+    "fm": FmSettings,
+    "deepfm": DeepFmSettings,
+    "wide_deep": WideDeepSettings,
+    "deep_crossing": DeepCrossingSettings,
+    "dcn": DcnSettings,
+    "dcn_v2": DcnV2Settings,
+    "dlrm": DlrmSettings,
+    "finalmlp": FinalMlpSettings,
+    "din": DinSettings,
+    "sasrec": SasrecSettings,
+    "two_tower": TwoTowerSettings,
+    "mmoe": MmoeSettings,
+    "esmm": EsmmSettings,
+    "next_item": NextItemSettings,
+}
+"""Headrace's models, by the name that a job file gives."""
