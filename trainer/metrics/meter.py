@@ -28,12 +28,12 @@ from headrace.trainer.metrics.observed import ObservedBatch
 from headrace.trainer.metrics.ranking import GroupMeasures
 from headrace.trainer.metrics.reduce import Reduce
 from headrace.trainer.metrics.samples import Columns, SampleBuffer
-from headrace.trainer.metrics.scope import PackedScope, Scope
+from headrace.trainer.metrics.scope import Scope
 from headrace.trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
 from headrace.trainer.metrics.slices import SliceRows, choose
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.metrics.totals import I64, add_samples, empty
-from headrace.trainer.metrics.window import TimeCounts, Window, median_part
+from headrace.trainer.metrics.window import PastPasses, TimeCounts
 from headrace.trainer.own_metrics import Metric
 
 NUM_BUCKETS = 65_536
@@ -75,7 +75,6 @@ class Meter:
         """Seconds of one part of the window; None: a part is a pass."""
         self._slices = {slot: SliceRows(self._tasks, config.max_slice_values) for slot in config.slices}
         self._max_slice_values = config.max_slice_values
-        self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
         keeps = self._grouped or halves_folder is not None
         self._samples = SampleBuffer([name for name, _ in self._tasks], self._grouped) if keeps else None
         self._halves = (
@@ -83,8 +82,7 @@ class Meter:
         )
         self._pass = self._new_scope()
         """Totals of the current pass on this rank; after its close, those of all ranks."""
-        self._life, self._window = Scope.like(self._pass), Window()
-        self._num_passes = 0
+        self._past = PastPasses(self._pass, self._part_s)
         self._closed = True
 
     def _new_scope(self) -> Scope:
@@ -148,7 +146,7 @@ class Meter:
         if self._samples is not None:
             self._exact(self._samples.in_order(heard), again=again)
         if not again:
-            self._fold(messages.merge_times(heard))
+            self._past.add(self._pass, messages.merge_times(heard))
         return self.report_pass()
 
     def _message(self) -> Columns:
@@ -166,7 +164,7 @@ class Meter:
                 said = [messages.candidates_of(columns, slot) for columns in heard]
                 ids = choose(rows.known, said, self._max_slice_values)
                 texts = {value: text for each in said for value, text in each.text.items()}
-                self._texts[slot] |= {value: texts[value] for value in ids if value in texts}
+                rows.texts |= {value: texts[value] for value in ids if value in texts}
                 row[0] = len(ids)
                 row[1 : 1 + len(ids)] = np.array(ids, np.uint64).view(np.int64)
         table = reduce.sum(table.reshape(-1)).reshape(table.shape)
@@ -198,16 +196,11 @@ class Meter:
         if self._halves is not None and not again:
             self._halves.append(rows_N)
 
-    def _fold(self, parts: Mapping[int, int]) -> None:
-        self._num_passes += 1
-        self._window.add(median_part(parts) if self._timed else self._num_passes, self._pass)
-        self._life.merge(self._pass)
-
     # -- reports of rank 0
 
     def report(self) -> dict[str, Any]:
         """{"pass": {task: measures}, "window": ..., "life": ..., "tensors": {"pass": {tensor: ...}, ...}}."""
-        scopes = {"pass": self._pass, "window": self._window.total(self._pass), "life": self._life}
+        scopes = {"pass": self._pass, "window": self._past.window.total(self._pass), "life": self._past.life}
         report: dict[str, Any] = {name: self._of(scope) for name, scope in scopes.items()}
         return report | {"tensors": {name: _of_tensors(scope) for name, scope in scopes.items()}}
 
@@ -241,7 +234,7 @@ class Meter:
 
     def _of_slice(self, scope: Scope, slot: str, task: str, is_bce: bool) -> dict[str, Measures]:
         rows_RW = scope.totals[f"slice/{slot}/{task}"]
-        texts = (self._texts[slot][value] for value in self._slices[slot].known)
+        texts = (self._slices[slot].texts[value] for value in self._slices[slot].known)
         names = [OTHER, *(repr(text) if text == OTHER else text for text in texts)]
         found = {name: measures(rows_W, is_bce) for name, rows_W in zip(names, rows_RW, strict=False)}
         for each in found.values():
@@ -254,20 +247,12 @@ class Meter:
     def state(self) -> MeterState:
         """The state of window and life, on rank 0 between passes."""
         assert self._closed, "a pass is open"
-        packed = {"life": PackedScope.of(self._life)}
-        packed |= {f"window/{number}": part for number, part in self._window.parts.items()}
-        arrays: dict[str, I64] = {}
-        for scope, part in packed.items():
-            for name, (at, values) in part.entries.items():
-                arrays |= {f"{scope}/{name}/at": at, f"{scope}/{name}/values": values}
+        arrays, past = self._past.state()
         facts = {
-            "sizes": self._sizes(),
-            "num_passes": self._num_passes,
-            "part_s": self._part_s,
-            "tensors": {s: {n: t.to_json() for n, t in part.tensors.items()} for s, part in packed.items()},
+            "sizes": self._pass.sizes(),
+            **past,
             "slices": {
-                slot: [[str(value), self._texts[slot][value]] for value in rows.known]
-                for slot, rows in self._slices.items()
+                slot: [[str(value), rows.texts[value]] for value in rows.known] for slot, rows in self._slices.items()
             },
             "halves": 0 if self._halves is None else self._halves.num_samples,
             "halves_of": None if self._halves is None else self._halves.layout,
@@ -276,51 +261,28 @@ class Meter:
 
     def load_state(self, state: MeterState) -> None:
         """Continue from a saved state, on every rank. Metrics that it lacks, or has in other sizes, start anew."""
-        facts, kept = state.facts, self._kept(state.facts["sizes"])
+        facts, sizes = state.facts, self._pass.sizes()
+        kept = _kept(facts["sizes"], sizes)
         self._pass, self._closed = self._new_scope(), True
-        self._load_scopes(state, kept)
-        self._num_passes = int(facts["num_passes"])
+        self._past = PastPasses(self._pass, self._part_s)
+        self._past.load(state.arrays, facts, kept)
         for slot, rows in self._slices.items():
             if any(f"slice/{slot}/{name}" in kept for name, _ in self._tasks):
-                self._texts[slot] = {int(value): text for value, text in facts["slices"][slot]}
-                rows.know(list(self._texts[slot]))
+                rows.texts = {int(value): text for value, text in facts["slices"][slot]}
+                rows.know(list(rows.texts))
         if self._halves is not None:
-            self._load_halves(self._halves, facts)
+            before = self._halves.layout if facts["sizes"] == sizes else []  # older states lack it
+            if facts["halves"] and facts.get("halves_of", before) != self._halves.layout:
+                self._halves.lose()
+            self._halves.resume(int(facts["halves"]))
 
-    def _kept(self, saved: Mapping[str, list[int]]) -> set[str]:
-        """Names of totals that continue. The others are logged."""
-        own = self._sizes()
-        kept = {name for name, size in own.items() if saved.get(name) == size}
-        if others := sorted({*own, *saved} - kept):
-            log.warning("saved metrics are of other tasks, slices or sizes than the spec's: %s", _anew(others))
-        return kept
 
-    def _load_scopes(self, state: MeterState, kept: set[str]) -> None:
-        facts, arrays = state.facts, state.arrays
-        self._life, self._window = Scope.like(self._pass), Window()
-        same_parts = facts.get("part_s", self._part_s) == self._part_s  # older states lack it: taken as the same
-        if not same_parts:
-            log.warning("metrics.window or event_time changed: the window of the metrics starts anew")
-        nothing = np.zeros(0, np.int64)
-        for scope, tensors in facts["tensors"].items():
-            entries = {
-                n: (arrays[f"{scope}/{n}/at"], arrays[f"{scope}/{n}/values"]) if n in kept else (nothing, nothing)
-                for n in self._pass.totals
-            }
-            part = PackedScope(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
-            if scope == "life":
-                part.add_to(self._life)
-            elif same_parts:
-                self._window.parts[int(scope.removeprefix("window/"))] = part
-
-    def _load_halves(self, halves: StreamHalves, facts: Mapping[str, Any]) -> None:
-        before = halves.layout if facts["sizes"] == self._sizes() else []  # older states lack it
-        if facts["halves"] and facts.get("halves_of", before) != halves.layout:
-            halves.lose()
-        halves.resume(int(facts["halves"]))
-
-    def _sizes(self) -> dict[str, list[int]]:
-        return {name: list(rows_RW.shape) for name, rows_RW in self._pass.totals.items()}
+def _kept(saved: Mapping[str, list[int]], own: Mapping[str, list[int]]) -> set[str]:
+    """Names of totals that continue. The others are logged."""
+    kept = {name for name, size in own.items() if saved.get(name) == size}
+    if others := sorted({*own, *saved} - kept):
+        log.warning("saved metrics are of other tasks, slices or sizes than the spec's: %s", _anew(others))
+    return kept
 
 
 def _anew(names: Sequence[str]) -> str:

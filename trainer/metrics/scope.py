@@ -28,6 +28,10 @@ class Scope:
         """An empty scope with the sizes of another."""
         return cls({name: np.zeros_like(rows_RW) for name, rows_RW in other.totals.items()}, other.carried)
 
+    def sizes(self) -> dict[str, list[int]]:
+        """Shapes of the entries by name, as JSON."""
+        return {name: list(rows_RW.shape) for name, rows_RW in self.totals.items()}
+
     def clear(self) -> None:
         """Set everything to 0."""
         for rows_RW in self.totals.values():

@@ -64,6 +64,8 @@ class SliceRows:
         self._tasks, self._max_values = tuple(tasks), max_values
         self.known: list[int] = []
         """Row r + 1 of the result of `take` belongs to id `known[r]`."""
+        self.texts: dict[int, str] = {}
+        """Their texts, on rank 0."""
         self._reset()
 
     def _reset(self) -> None:

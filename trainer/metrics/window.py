@@ -1,20 +1,27 @@
-"""The sliding window of the metrics: at most 24 packed parts. Parts too old for the newest one are dropped.
+"""The closed passes in sum: in a sliding window, and in the life of the job. Both are in commits.
 
-With event time, a part is a 24th of the window's length, and a pass belongs to the part of its samples' median time.
-Without event time, each pass is a part of its own. This module does not look into the parts.
+The window is at most 24 packed parts. Parts too old for the newest one are dropped. With event time, a part is a 24th
+of the window's length, and a pass belongs to the part of its samples' median time. Without event time, each pass is a
+part of its own.
 """
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.trainer.metrics.scope import PackedScope, Scope
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.metrics.totals import I64
 
 NUM_PARTS = 24
 MAX_PARTS_COUNTED = 65_536
 """Most distinct parts that a rank counts in a pass; samples of further parts are ignored for the median."""
+
+log = logging.getLogger(__name__)
 
 
 class TimeCounts:
@@ -82,3 +89,52 @@ class Window:
         for part in self.parts.values():
             part.add_to(total)
         return total
+
+
+class PastPasses:
+    """Totals of the closed passes, on rank 0."""
+
+    def __init__(self, like: Scope, part_s: float | None) -> None:
+        """`like`: a scope of the same sizes. `part_s`: seconds of a part of the window; None: a part is a pass."""
+        self._part_s = part_s
+        self._num_passes = 0
+        self.window, self.life = Window(), Scope.like(like)
+
+    def add(self, scope: Scope, times: Mapping[int, int]) -> None:
+        """Add a pass. `times`: its samples by part of the window (`TimeCounts.take`)."""
+        self._num_passes += 1
+        self.window.add(self._num_passes if self._part_s is None else median_part(times), scope)
+        self.life.merge(scope)
+
+    def state(self) -> tuple[dict[str, I64], dict[str, Any]]:
+        """Arrays and JSON for a commit."""
+        packed = {"life": PackedScope.of(self.life)}
+        packed |= {f"window/{number}": part for number, part in self.window.parts.items()}
+        arrays: dict[str, I64] = {}
+        for scope, part in packed.items():
+            for name, (at, values) in part.entries.items():
+                arrays |= {f"{scope}/{name}/at": at, f"{scope}/{name}/values": values}
+        facts = {
+            "num_passes": self._num_passes,
+            "part_s": self._part_s,
+            "tensors": {s: {n: t.to_json() for n, t in part.tensors.items()} for s, part in packed.items()},
+        }
+        return arrays, facts
+
+    def load(self, arrays: Mapping[str, I64], facts: Mapping[str, Any], kept: Set[str]) -> None:
+        """Continue from a saved state, before any pass is added. Entries that are not in `kept` start anew."""
+        self._num_passes = int(facts["num_passes"])
+        same_parts = facts.get("part_s", self._part_s) == self._part_s  # older states lack it: taken as the same
+        if not same_parts:
+            log.warning("metrics.window or event_time changed: the window of the metrics starts anew")
+        nothing = np.zeros(0, np.int64)
+        for scope, tensors in facts["tensors"].items():
+            entries = {
+                n: (arrays[f"{scope}/{n}/at"], arrays[f"{scope}/{n}/values"]) if n in kept else (nothing, nothing)
+                for n in self.life.totals
+            }
+            part = PackedScope(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
+            if scope == "life":
+                part.add_to(self.life)
+            elif same_parts:
+                self.window.parts[int(scope.removeprefix("window/"))] = part
