@@ -17,7 +17,7 @@ from headrace.trainer.metrics.auc import (
     sum_group_aucs_reference,
 )
 from headrace.trainer.metrics.measures import measures
-from headrace.trainer.metrics.observed import ids_of
+from headrace.trainer.metrics.samples import ids_of
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.metrics.totals import (
     CLAMPED,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs_reference
-from headrace.trainer.metrics.meter import Meter
-from headrace.trainer.metrics.observed import ObservedBatch
-from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.meter import LocalReduce, Meter
+from headrace.trainer.metrics.samples import ObservedBatch
 from headrace.trainer.metrics.totals import FRACTION_ONE
 
 CTR = TaskSection(name="ctr", label="click")

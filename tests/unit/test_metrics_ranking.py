@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.trainer.config import MetricsSection
-from headrace.trainer.metrics.meter import Meter
-from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.meter import LocalReduce, Meter
 from headrace.trainer.metrics.ranking import GroupMeasures, add_groups_reference
-from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.samples import ObservedBatch
 from tests.unit.test_metrics_meter import CTR, STAY, ThreadedRanks
 
 SAMPLES = st.lists(

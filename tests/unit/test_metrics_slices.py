@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.metrics.auc import exact_auc
-from headrace.trainer.metrics.meter import Meter
-from headrace.trainer.metrics.observed import ObservedBatch
-from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.meter import LocalReduce, Meter
+from headrace.trainer.metrics.samples import ObservedBatch
 from headrace.trainer.metrics.slices import Candidates, SliceRows, choose, max_candidates
 from headrace.trainer.metrics.totals import COUNT
 

@@ -14,27 +14,51 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import documents
 from headrace.trainer.config import MetricsSection, TaskSection
-from headrace.trainer.metrics import messages
 from headrace.trainer.metrics.auc import sum_group_aucs
 from headrace.trainer.metrics.halves import Exclusive, StreamHalves, countable
 from headrace.trainer.metrics.measures import Measures, measures, set_gauc
-from headrace.trainer.metrics.observed import ObservedBatch
 from headrace.trainer.metrics.ranking import GroupMeasures
-from headrace.trainer.metrics.reduce import Reduce
-from headrace.trainer.metrics.samples import Columns, SampleBuffer
+from headrace.trainer.metrics.samples import Columns, ObservedBatch, SampleBuffer
 from headrace.trainer.metrics.scope import Scope
 from headrace.trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
-from headrace.trainer.metrics.slices import SliceRows, choose
+from headrace.trainer.metrics.slices import Candidates, SliceRows, choose
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.metrics.totals import I64, add_samples, empty
 from headrace.trainer.metrics.window import PastPasses, TimeCounts
 from headrace.trainer.own_metrics import Metric
+
+
+class Reduce(Protocol):
+    """The collectives that metrics need; `trainer.collectives.ranks.Ranks` has them.
+
+    Every rank makes the same calls in the same order, with the same names, types and, in `sum`, sizes.
+    """
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum over ranks, on all of them."""
+        ...
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """On rank 0 the columns of all ranks, by rank; None elsewhere."""
+        ...
+
+
+class LocalReduce:
+    """One rank."""
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        return array
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        return [dict(columns)]
+
 
 NUM_BUCKETS = 65_536
 OTHER = "other"
@@ -142,17 +166,17 @@ class Meter:
         self._closed = True
         if heard is None:
             return None
-        self._pass.tensors = messages.merge_tensors(heard)
+        self._pass.tensors = _merge_tensors(heard)
         if self._samples is not None:
             self._exact(self._samples.in_order(heard), again=again)
         if not again:
-            self._past.add(self._pass, messages.merge_times(heard))
+            self._past.add(self._pass, _merge_times(heard))
         return self.report_pass()
 
     def _message(self) -> Columns:
         candidates = {slot: rows.candidates() for slot, rows in self._slices.items()}
         samples = self._samples.take() if self._samples is not None else {}
-        return messages.columns_of(self._pass.tensors, self._times.take(), candidates) | dict(samples)
+        return _columns_of(self._pass.tensors, self._times.take(), candidates) | dict(samples)
 
     def _choose(self, heard: Sequence[Columns] | None, reduce: Reduce) -> dict[str, list[int]]:
         """Ids of the values of each slice, chosen by rank 0 and sent to all."""
@@ -161,7 +185,7 @@ class Meter:
         table = np.zeros((len(self._slices), 1 + self._max_slice_values), np.int64)
         if heard is not None:
             for row, (slot, rows) in zip(table, self._slices.items(), strict=True):
-                said = [messages.candidates_of(columns, slot) for columns in heard]
+                said = [_candidates_of(columns, slot) for columns in heard]
                 ids = choose(rows.known, said, self._max_slice_values)
                 texts = {value: text for each in said for value, text in each.text.items()}
                 rows.texts |= {value: texts[value] for value in ids if value in texts}
@@ -292,3 +316,49 @@ def _anew(names: Sequence[str]) -> str:
 
 def _of_tensors(scope: Scope) -> dict[str, Measures]:
     return {name: total.measures() for name, total in sorted(scope.tensors.items())}
+
+
+# -- messages of ranks to rank 0 at a close, as columns of bytes with JSON. Nothing is pickled.
+
+
+def _columns_of(
+    tensors: Mapping[str, TensorTotal], parts: Mapping[int, int], candidates: Mapping[str, Candidates]
+) -> dict[str, NDArray[Any]]:
+    """The message of one rank. It has the same names and types on every rank."""
+    said = {
+        "tensors": {name: total.to_json() for name, total in tensors.items()},
+        "parts": {str(part): count for part, count in parts.items()},
+        "slices": {
+            slot: [[str(value), count, each.text[value]] for value, count in each.count.items()]
+            for slot, each in candidates.items()
+        },
+    }
+    return {"said": np.frombuffer(json.dumps(said).encode(), np.uint8)}
+
+
+def _said(columns: Columns) -> dict[str, Any]:
+    return documents.parse_object(columns["said"].tobytes(), "what a trainer measured")
+
+
+def _merge_tensors(ranks: Sequence[Columns]) -> dict[str, TensorTotal]:
+    """Totals of the tensors of all ranks."""
+    merged: dict[str, TensorTotal] = {}
+    for columns in ranks:
+        for name, row in _said(columns)["tensors"].items():
+            merged.setdefault(name, TensorTotal()).merge(TensorTotal.of_json(row))
+    return merged
+
+
+def _merge_times(ranks: Sequence[Columns]) -> dict[int, int]:
+    """Number of samples of all ranks by part of the window."""
+    merged: dict[int, int] = {}
+    for columns in ranks:
+        for part, count in _said(columns)["parts"].items():
+            merged[int(part)] = merged.get(int(part), 0) + count
+    return merged
+
+
+def _candidates_of(columns: Columns, slot: str) -> Candidates:
+    """A rank's candidates for the values of a slice."""
+    rows = _said(columns)["slices"][slot]
+    return Candidates({int(v): count for v, count, _ in rows}, {int(v): text for v, _, text in rows})

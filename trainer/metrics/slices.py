@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.key_kernels import keys_of
 from headrace.keys import MASK, mix_reference
-from headrace.trainer.metrics.observed import F32, U64, ids_of
+from headrace.trainer.metrics.samples import F32, U64, ids_of
 from headrace.trainer.metrics.totals import HEADER, I64, add_samples, carry, empty
 
 NUM_BUCKETS = 4096

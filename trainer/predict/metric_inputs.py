@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import F32, Samples
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.features.training_batches import targets
-from headrace.trainer.metrics.meter import Meter
-from headrace.trainer.metrics.observed import ObservedBatch
-from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.meter import LocalReduce, Meter
+from headrace.trainer.metrics.samples import ObservedBatch
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 
 GROUP, SLICE = "group", "slice."

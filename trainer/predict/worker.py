@@ -37,7 +37,7 @@ from headrace.trainer.checkpoint.commits import read_commit
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.kept_state import RowsOf, filled_as_of
-from headrace.trainer.metrics.observed import ids_of
+from headrace.trainer.metrics.samples import ids_of
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.predict.background import CpuLimit
 from headrace.trainer.predict.config import PredictWorker

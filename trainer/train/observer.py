@@ -19,7 +19,7 @@ from headrace.trainer.features.deduplication import EmbeddingTable, tables_of
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
-from headrace.trainer.metrics.observed import ObservedBatch, ids_of
+from headrace.trainer.metrics.samples import ObservedBatch, ids_of
 from headrace.trainer.own_metrics import Metric
 from headrace.trainer.rank0.closes import SECONDS_PER_DAY
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
