@@ -14,7 +14,7 @@ from headrace.trainer.config import ModelSection
 from headrace.trainer.dense.shard_slices import in_order
 from headrace.trainer.dense_config import DenseSection, RecomputeSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
-from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.models.registry import MODELS, load_model
 from headrace.trainer.models.settings import first_order, some_slot, some_values, two_tasks, vectors_of_one_length
 from headrace.trainer.train.activations import saved_activations

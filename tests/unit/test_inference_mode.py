@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from headrace.trainer.models.inference_mode import depends_on_mode
+from headrace.trainer.models.module_checks import depends_on_mode
 
 
 class OwnDropout(nn.Module):

@@ -13,7 +13,7 @@ from headrace.errors import SpecError
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.layers import mean_over_sequence, pairwise_sum, sequence_vector
-from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.models.registry import MODELS, check_section, load_model
 from tests.fakes.model_settings import MODEL_NAMES, fitting
 

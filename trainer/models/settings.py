@@ -199,7 +199,7 @@ def _refusal(message: str, key: str) -> SpecError:
 class LrSettings(ModelSettings):
     """lr has none."""
 
-    module = "lr:LogisticRegression"
+    module = "fm:LogisticRegression"
     needs = (some_slot, first_order)
 
 
@@ -237,7 +237,7 @@ class WideDeepSettings(DeepSettings):
 class DeepFmSettings(DeepSettings):
     """deepfm."""
 
-    module = "deepfm:DeepFm"
+    module = "fm:DeepFm"
     needs = (vectors_of_one_length,)
     has_tower = True
 
@@ -264,7 +264,7 @@ class DcnSettings(DeepSettings):
 class DcnV2Settings(DcnSettings):
     """dcn_v2."""
 
-    module = "dcn_v2:DcnV2"
+    module = "dcn:DcnV2"
     low_rank: Width | None = None
     """Rank of each cross layer's matrix; full unless set."""
     structure: Literal["parallel", "stacked"] = "parallel"

@@ -30,7 +30,7 @@ from headrace.trainer.features.default_rows import DefaultRows, widths_of
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.models.contract import Inputs
-from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
 from headrace.trainer.predict.metric_inputs import targets_of
 from headrace.trainer.train.commit_state import DENSE

@@ -57,7 +57,7 @@ from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.log import Log
 from headrace.trainer.journal.succession import watched
-from headrace.trainer.models.inference_mode import depends_on_mode
+from headrace.trainer.models.module_checks import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
 from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of

@@ -23,7 +23,7 @@ from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import Inputs
-from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.train.activations import saved_activations
 from headrace.trainer.train.kernel_choice import KernelSchedule
 from headrace.trainer.train.losses import OwnLosses, fake_negative_weights

@@ -27,7 +27,7 @@ from headrace.trainer.config import TaskSection
 from headrace.trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
 from headrace.trainer.models.contract import Declared, Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.linear import NO_TABLE, use_table
-from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.module_checks import check_outputs
 
 OPSET = 18
 """Of ONNX, from December 2022, so that older runtimes accept it, too."""
