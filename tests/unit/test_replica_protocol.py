@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from headrace.trainer.replica import content_coding
 from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
 from headrace.trainer.replica.inference_handler import BodyHeaders
-from headrace.trainer.replica.inference_tensors import DTYPES, INTS, InvalidInference, RequestTensor, raw_of
+from headrace.trainer.replica.inference_messages import DTYPES, INTS, InvalidInference, RequestTensor, raw_of
 from tests.unit.test_replica_server import INFER, ONE, Served
 
 HEAD = "Inference-Header-Content-Length"

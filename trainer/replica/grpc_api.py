@@ -34,11 +34,11 @@ from headrace.trainer.replica.inference_handler import (
     refusal_of,
     status_of,
 )
-from headrace.trainer.replica.inference_messages import InferenceResult
-from headrace.trainer.replica.inference_tensors import (
+from headrace.trainer.replica.inference_messages import (
     CLASSIFICATION,
     SHARED_MEMORY,
     TEXT,
+    InferenceResult,
     InvalidInference,
     kind_of,
     raw_of,

@@ -22,14 +22,13 @@ from headrace.trainer.replica.access import JSON_CONTENT, send_answer, send_erro
 from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
 from headrace.trainer.replica.inference_messages import (
     InferenceResult,
+    InvalidInference,
     RequestReader,
     attach_raw,
     checked_outputs,
     format_answer,
 )
-from headrace.trainer.replica.inference_statistics import Durations, InferenceStatistics
-from headrace.trainer.replica.inference_tensors import InvalidInference
-from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_metrics import Durations, InferenceStatistics, ReplicaMetrics
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
 from headrace.trainer.replica.serving_model import MemoryMissing
 

@@ -7,8 +7,7 @@ extension_model_repository.md.
 from typing import Any
 
 import headrace
-from headrace.trainer.replica.inference_messages import WEIGHT
-from headrace.trainer.replica.inference_tensors import TEXT
+from headrace.trainer.replica.inference_messages import TEXT, WEIGHT
 from headrace.trainer.replica.replica_state import KeptVersion, ReplicaState
 from headrace.trainer.replica.serving_model import ServingModel
 

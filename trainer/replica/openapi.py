@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headrace.trainer.replica.inference_tensors import NUMBERS, TEXT
+from headrace.trainer.replica.inference_messages import NUMBERS, TEXT
 
 Responses = dict[int | str, dict[str, Any]]
 HEAD = "Bytes of JSON in front of raw tensors"
