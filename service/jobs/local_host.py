@@ -48,6 +48,46 @@ TRASH, KEPT = "trash", "kept"
 """Folders below the root: for folders being removed, and for folders of deleted jobs whose stores are kept."""
 
 
+class _JobChecks:
+    """The checks of a job before it is created, and before each start."""
+
+    def __init__(self, config: ServiceConfig, register: JobRegistry, builds: Mapping[str, Path]) -> None:
+        self._config, self._register, self._builds = config, register, builds
+
+    def checked(self, request: NewJob) -> LoadedJob:
+        """The requested job, validated. Raises SpecError, JobExists, LimitReached."""
+        raw = {
+            **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
+            **({"name": request.name} if request.name else {}),
+        }
+        folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
+        loaded = job_of(_with_store(raw, folder), folder.path if request.base is None else request.base)
+        self._register.check_room(
+            loaded.spec.name, self._config.limits.max_jobs
+        )  # its name is valid as that of a folder by now
+        self.check_apart(loaded)
+        self._check(loaded, folder)
+        check_free(loaded.store, loaded.spec.name, fresh=False)
+        if request.base is not None and not loaded.folder.is_dir():
+            raise SpecError(f"{loaded.folder} is not a folder; relative paths of the spec start there", "base")
+        return loaded
+
+    def _check(self, job: LoadedJob, own: JobFolder) -> None:
+        others = reserved_stores(entry.store for entry in self._register.all() if entry.name != job.spec.name)
+        check_spec(job, self._config.allow, own.path, (*self._config.private, *own.private), others)
+
+    def check_start(self, entry: JobRecord) -> None:
+        """Check again before a start: the rules may have changed since the job was created."""
+        interpreter(self._builds, entry.build)
+        self._check(job_of(entry.spec, entry.base), entry.folder)
+
+    def check_apart(self, job: LoadedJob) -> None:
+        """Two jobs must not share a store. Raises SpecError."""
+        for other in self._register.all():
+            if job.store == other.store or job.store in other.store.parents or other.store in job.store.parents:
+                raise SpecError(f"{job.store} belongs to job {other.name!r}; choose another folder", "store.path")
+
+
 class LocalHost:
     """Created by `host_jobs`."""
 
@@ -56,12 +96,14 @@ class LocalHost:
         self.lease = active.lease
         """The lease that makes this service the active one; None where there can be no other."""
         records = active.records
+        self.builds = {name: build.python for name, build in config.builds.items()}
         self._register = JobRegistry(records)
+        self._checks = _JobChecks(config, self._register, self.builds)
         limits = config.limits
         self._supervisor = Supervisor(
             self._register,
             records,
-            self._check_entry,
+            self._checks.check_start,
             stop_s=limits.stop,
             max_output=limits.max_output,
             limits=RestartLimits(max_restarts=limits.max_restarts, window_s=limits.restart_window),
@@ -71,10 +113,6 @@ class LocalHost:
         self._creating = threading.Lock()  # one at a time: two requests for one name must not both write its folder
         self._closing = threading.Event()
         self._pruning = threading.Thread(target=self._prune, name="prune", daemon=True)
-
-    @property
-    def builds(self) -> Mapping[str, Path]:
-        return {name: build.python for name, build in self._config.builds.items()}
 
     def start(self) -> None:
         """Start to supervise the jobs."""
@@ -160,33 +198,15 @@ class LocalHost:
         here on it exists, and starts. A folder left behind between 2 and 3 is reused.
         """
         check_size(request.spec)
-        loaded = in_background(lambda: self._checked(request))  # 1
+        loaded = in_background(lambda: self._checks.checked(request))  # 1
         with self._creating:
             return self._create(loaded, request, who)
-
-    def _checked(self, request: NewJob) -> LoadedJob:
-        """The requested job, validated. Raises SpecError, JobExists, LimitReached."""
-        raw = {
-            **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
-            **({"name": request.name} if request.name else {}),
-        }
-        folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
-        loaded = job_of(_with_store(raw, folder), folder.path if request.base is None else request.base)
-        self._register.check_room(
-            loaded.spec.name, self._config.limits.max_jobs
-        )  # its name is valid as that of a folder by now
-        self._check_apart(loaded)
-        self._check(loaded, folder)
-        check_free(loaded.store, loaded.spec.name, fresh=False)
-        if request.base is not None and not loaded.folder.is_dir():
-            raise SpecError(f"{loaded.folder} is not a folder; relative paths of the spec start there", "base")
-        return loaded
 
     def _create(self, loaded: LoadedJob, request: NewJob, who: str) -> HostedJob:
         """Steps 2 and 3."""
         folder, base = JobFolder(self._config.jobs / loaded.spec.name), loaded.folder
         self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
-        self._check_apart(loaded)
+        self._checks.check_apart(loaded)
         self.records.check_active()
         _make_folder(folder)  # 2
         folder.write_job(loaded.whole(), base)
@@ -246,22 +266,7 @@ class LocalHost:
     def count_change(self, name: str) -> None:
         self._register.revised(name)
 
-    # -- checks
-
-    def _check(self, job: LoadedJob, own: JobFolder) -> None:
-        others = reserved_stores(entry.store for entry in self._register.all() if entry.name != job.spec.name)
-        check_spec(job, self._config.allow, own.path, (*self._config.private, *own.private), others)
-
-    def _check_entry(self, entry: JobRecord) -> None:
-        """Check again before a start: the rules may have changed since the job was created."""
-        interpreter(self.builds, entry.build)
-        self._check(job_of(entry.spec, entry.base), entry.folder)
-
-    def _check_apart(self, job: LoadedJob) -> None:
-        """Two jobs must not share a store. Raises SpecError."""
-        for other in self._register.all():
-            if job.store == other.store or job.store in other.store.parents or other.store in job.store.parents:
-                raise SpecError(f"{job.store} belongs to job {other.name!r}; choose another folder", "store.path")
+    # -- deletion
 
     @contextmanager
     def _still(self, entry: JobRecord, *, uses_store: bool) -> Iterator[None]:
