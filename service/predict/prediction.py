@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -182,8 +183,9 @@ def predict(
             check_files(dict.fromkeys(segment.partition for segment in plan.segments))
         secret = Path(held.enter_context(TemporaryDirectory(prefix="headrace-predict-", dir=private)))
         trains = not alone and in_use(job.store)
-        _make_parts(job, request, output, version, plan, folder, secret, progress, check, on_line, trains=trains)  # 4
-        return complete(job, request, output, plan, progress, check)  # 5, 6
+        prediction = PlannedPrediction(job, request, output, plan, progress, check)
+        prediction.make_parts(version, folder, secret, on_line, trains=trains)  # 4
+        return prediction.complete()  # 5, 6
 
 
 def job_of(request: PredictionRequest) -> LoadedJob:
@@ -241,103 +243,107 @@ def _fix(
     return plan
 
 
-def _make_parts(
-    job: LoadedJob,
-    request: PredictionRequest,
-    output: PredictionOutput,
-    version: PredictionVersion,
-    plan: PredictionPlan,
-    folder: Path,
-    private: Path,
-    progress: Progress,
-    check: Callable[[], None],
-    on_line: OnLine,
-    *,
-    trains: bool,
-) -> None:
-    """Step 4. After a death that may not come again, the workers are started again."""
-    total = len(plan.segments)
-    share = request.share or (BESIDE_SHARE if trains else 1.0)
-    beside = trains or share < 1
-    last = -1
+@dataclass(frozen=True, slots=True)
+class PlannedPrediction:
+    """A prediction whose plan is fixed."""
 
-    def tick() -> None:
-        nonlocal last
-        if (now := output.num_finished()) != last:
-            last = now
-            progress(now / total if total else 1.0, f"{now} of {total} parts")
+    job: LoadedJob
+    request: PredictionRequest
+    output: PredictionOutput
+    plan: PredictionPlan
+    progress: Progress
+    check: Callable[[], None]
+    """It raises PredictionCancelled."""
 
-    for attempt in range(1, TRIES + 1):
-        tick()
-        if all(output.mark(number) is not None for number in range(total)):
-            return
-        with (
-            run_folder(folder / f"try-{attempt}") as live,
-            run_folder(private / f"try-{attempt}") as run_private,
-            ProcessLauncher(Spawner()) as launcher,
-            WorkerGroup(job, launcher, on_line, check) as crew,
-        ):
-            folders = PredictionFolders(output=output.folder, commit=version.commit, live=live, private=run_private)
-            processes = plan_prediction(job, request, folders, share * (os.cpu_count() or 1), beside=beside)
-            try:
-                crew.run(processes, version.commit, tick)
-            except WorkerDied as error:
-                if attempt == TRIES:
-                    raise
-                on_line("launcher", f"{error}; starting again ({attempt} of {TRIES - 1})")
+    def make_parts(
+        self, version: PredictionVersion, folder: Path, private: Path, on_line: OnLine, *, trains: bool
+    ) -> None:
+        """Step 4. After a death that may not come again, the workers are started again.
 
+        `folder`: for files of the run. `private`: for configurations of workers. `trains`: whether the job trains.
+        """
+        total = len(self.plan.segments)
+        share = self.request.share or (BESIDE_SHARE if trains else 1.0)
+        beside = trains or share < 1
+        last = -1
 
-def complete(
-    job: LoadedJob,
-    request: PredictionRequest,
-    output: PredictionOutput,
-    plan: PredictionPlan,
-    progress: Progress,
-    check: Callable[[], None],
-) -> dict[str, Any]:
-    """Steps 5 and 6; the manifest. Raises TooManyBadEvents."""
-    marks: list[PartMark] = []
-    bad = BadFraction(job.spec.pipe.max_bad_fraction)
-    for number in range(len(plan.segments)):
-        mark = output.mark(number)
-        assert mark is not None, f"part {number} was made"
-        marks.append(mark)
-        bad.add(mark.num_judged, mark.rejected)
-    if request.metrics:
-        progress(None, "measuring")
-        files = [output.observed(number) for number in range(len(marks))]
-        spec = job.spec
-        output.put(METRICS, compute_metrics(spec.metrics, spec.tasks, files, [mark.tensors for mark in marks], check))
-    output.end(_manifest(request, output, plan, marks))
-    progress(1.0, f"{len(marks)} parts")
-    return output.manifest() or {}
+        def tick() -> None:
+            nonlocal last
+            if (now := self.output.num_finished()) != last:
+                last = now
+                self.progress(now / total if total else 1.0, f"{now} of {total} parts")
 
+        for attempt in range(1, TRIES + 1):
+            tick()
+            if all(self.output.mark(number) is not None for number in range(total)):
+                return
+            with (
+                run_folder(folder / f"try-{attempt}") as live,
+                run_folder(private / f"try-{attempt}") as run_private,
+                ProcessLauncher(Spawner()) as launcher,
+                WorkerGroup(self.job, launcher, on_line, self.check) as crew,
+            ):
+                folders = PredictionFolders(
+                    output=self.output.folder, commit=version.commit, live=live, private=run_private
+                )
+                processes = plan_prediction(
+                    self.job, self.request, folders, share * (os.cpu_count() or 1), beside=beside
+                )
+                try:
+                    crew.run(processes, version.commit, tick)
+                except WorkerDied as error:
+                    if attempt == TRIES:
+                        raise
+                    on_line("launcher", f"{error}; starting again ({attempt} of {TRIES - 1})")
 
-def _manifest(
-    request: PredictionRequest, output: PredictionOutput, plan: PredictionPlan, marks: list[PartMark]
-) -> dict[str, Any]:
-    """The manifest of an output. Nothing in it depends on when or by whom the output was made."""
-    rejected: dict[str, int] = {}
-    for mark in marks:
-        for reason, number in mark.rejected.items():
-            rejected[reason] = rejected.get(reason, 0) + number
-    parts = {
-        part_name(number): {
-            **{"partition": segment.partition, "begin": segment.begin, "end": segment.end},
-            **{"events": mark.num_events, "samples": mark.num_samples, "sha256": mark.sha256, "bytes": mark.num_bytes},
+    def complete(self) -> dict[str, Any]:
+        """Steps 5 and 6; the manifest. Raises TooManyBadEvents."""
+        marks: list[PartMark] = []
+        bad = BadFraction(self.job.spec.pipe.max_bad_fraction)
+        for number in range(len(self.plan.segments)):
+            mark = self.output.mark(number)
+            assert mark is not None, f"part {number} was made"
+            marks.append(mark)
+            bad.add(mark.num_judged, mark.rejected)
+        if self.request.metrics:
+            self.progress(None, "measuring")
+            files = [self.output.observed(number) for number in range(len(marks))]
+            spec = self.job.spec
+            self.output.put(
+                METRICS, compute_metrics(spec.metrics, spec.tasks, files, [mark.tensors for mark in marks], self.check)
+            )
+        self.output.end(self._manifest(marks))
+        self.progress(1.0, f"{len(marks)} parts")
+        return self.output.manifest() or {}
+
+    def _manifest(self, marks: list[PartMark]) -> dict[str, Any]:
+        """The manifest of the output. Nothing in it depends on when or by whom the output was made."""
+        rejected: dict[str, int] = {}
+        for mark in marks:
+            for reason, number in mark.rejected.items():
+                rejected[reason] = rejected.get(reason, 0) + number
+        parts = {
+            part_name(number): {
+                **{"partition": segment.partition, "begin": segment.begin, "end": segment.end},
+                **{
+                    "events": mark.num_events,
+                    "samples": mark.num_samples,
+                    "sha256": mark.sha256,
+                    "bytes": mark.num_bytes,
+                },
+            }
+            for number, (segment, mark) in enumerate(zip(self.plan.segments, marks, strict=True))
         }
-        for number, (segment, mark) in enumerate(zip(plan.segments, marks, strict=True))
-    }
-    others = [*output.folder.glob(f"{DEAD_LETTERS}/*.jsonl"), *output.folder.glob(METRICS)]
-    stored = {path.relative_to(output.folder).as_posix(): hash_of(path) for path in sorted(others)}
-    return {
-        "format": FORMAT,
-        "fingerprint": plan.fingerprint,
-        "version": dict(plan.version),
-        "request": request.what(),
-        "events": sum(mark.num_events for mark in marks),
-        "samples": sum(mark.num_samples for mark in marks),
-        "rejected": rejected,
-        "parts": parts,
-        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
-    }
+        others = [*self.output.folder.glob(f"{DEAD_LETTERS}/*.jsonl"), *self.output.folder.glob(METRICS)]
+        stored = {path.relative_to(self.output.folder).as_posix(): hash_of(path) for path in sorted(others)}
+        return {
+            "format": FORMAT,
+            "fingerprint": self.plan.fingerprint,
+            "version": dict(self.plan.version),
+            "request": self.request.what(),
+            "events": sum(mark.num_events for mark in marks),
+            "samples": sum(mark.num_samples for mark in marks),
+            "rejected": rejected,
+            "parts": parts,
+            "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
+        }

@@ -20,7 +20,7 @@ from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.shard_server import ShardServer
-from headrace.service.predict.prediction import complete
+from headrace.service.predict.prediction import PlannedPrediction
 from headrace.service.spec.job import LoadedJob, load_job
 from headrace.trainer.checkpoint.commits import read_commit
 from headrace.trainer.exports.reader import open_export
@@ -117,7 +117,7 @@ class World:
     def complete(self, request: PredictionRequest, plan: PredictionPlan) -> dict[str, Any]:
         """Metrics, manifest, DONE."""
         output = PredictionOutput(Path(request.output))
-        return complete(self.job, request, output, plan, lambda *_: None, lambda: None)
+        return PlannedPrediction(self.job, request, output, plan, lambda *_: None, lambda: None).complete()
 
     def _shards(self, request: PredictionRequest, held: ExitStack) -> list[str]:
         spec, folder = self.job.spec, Path(request.output) / ".prediction"
