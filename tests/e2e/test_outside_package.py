@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
@@ -18,6 +20,7 @@ kind = "ramp"
 events = 300
 [pipe]
 kind = "columns"
+format = "pairs"
 [[slots]]
 name = "number"
 [[slots]]
@@ -28,6 +31,7 @@ name = "ctr"
 label = "click"
 [tables.default]
 dim = 4
+admission = [{ kind = "clicked", clicks = 1 }]
 optimizer = { kind = "momentum", decay = 0.5 }
 first_order_optimizer = { lr = 0.01 }
 [model]
@@ -36,12 +40,18 @@ name = "scaled"
 scale = 0.5
 [metrics]
 own = ["share_above_half", "expected_calibration_error"]
+[train]
+mode = "plain"
+[dense]
+strategy = "normed"
 [dense.optimizer]
 kind = "signs"
 lr = 0.01
 [dense.schedule]
 kind = "steps"
 first = 150
+[exports.small]
+dtype = "int16"
 [cluster]
 launcher = "noting"
 [store]
@@ -84,6 +94,9 @@ def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
     report = json.loads((world[0] / "store" / "report.json").read_text())
     assert report["events"] == report["samples"] == 300
     assert (world[0] / "noted").read_text() == "trainer-0"
+    (rows,) = (world[0] / "store" / "exports" / "small").rglob("rows-default*.parquet")
+    table = pq.read_table(rows)
+    assert len(table) == 150 and table.schema.field("vector").type.value_type == pa.int16()
     measured = report["metrics"]["life"]["ctr"]
     assert 0 <= measured["share_above_half"] <= 1 and 0 <= measured["expected_calibration_error"] <= 1
 
@@ -101,6 +114,11 @@ def test_its_settings_are_in_the_schema(world):
         ("sources.events.kind=rump", "did you mean 'ramp'?"),
         ("model.settings.scale=0", "model.settings.scale: "),
         ('metrics.own=["share_above_hall"]', "metrics.own.0: no metric 'share_above_hall'; did you mean 'share_above"),
+        ("pipe.message=a", 'message is for formats with a schema; format = "pairs" has none'),
+        ("tables.default.admission.0.clicks=0", "tables.default.admission.0.clicks: "),
+        ("train.staleness=1", 'mode = "plain" has none'),
+        ("dense.clip_norm=1", 'strategy = "normed" does not work with clip_norm'),
+        ('exports.small.dtype="int61"', "or 'int16' (got 'int61')"),
         ("cluster.shards=1", "cluster.shards: the noting launcher starts no shards"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A source whose events are numbers: {"number": 7, "click": 1}."""
+"""A source whose events are numbers: "number=7 click=1"."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -43,7 +43,7 @@ class Ramp:
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         positions = range(segment.begin, segment.end)
-        yield Events.of([b'{"number": %d, "click": %d}' % (n, n % 2) for n in positions], positions)
+        yield Events.of([b"number=%d click=%d" % (n, n % 2) for n in positions], positions)
 
     def look_again(self, deadline: Deadline) -> None:
         """Nothing was added."""
