@@ -255,3 +255,15 @@ def test_a_cross_layer_is_its_papers_formula(name, rank):
         down, up = layer.map
         wanted = x_BW * (x_BW @ down.weight.T @ up.weight.T + up.bias) + x_BW
     torch.testing.assert_close(layer(x_BW, x_BW), wanted)
+
+
+def test_a_class_that_extends_a_model_of_headrace_has_its_settings_and_checks(tmp_path):
+    write(
+        tmp_path, "mine_extended", "from headrace.trainer.models.fm import DeepFm\n\n\nclass Mine(DeepFm):\n    pass\n"
+    )
+    given = {"class": "mine_extended:Mine"}
+    module = load_model(section(**given, settings={"hidden": [3]}), SHAPE, tmp_path)
+    assert any(tuple(weight.shape)[0] == 3 for weight in module.parameters())
+    assert "model.settings.hiden" in refused(tmp_path, "mine_extended:Mine", settings={"hiden": [3]})
+    with pytest.raises(SpecError, match="Mine"):
+        load_model(section(**given), Shape((), (), (), ("ctr",)), tmp_path)

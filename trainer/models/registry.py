@@ -90,6 +90,8 @@ def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     if not issubclass(found, nn.Module):
         raise SpecError(f"{section.class_path} is no torch.nn.Module", "model.class")
     given = _users_settings(found, section)
+    if isinstance(given, ModelSettings):
+        given.check(shape, found.__name__)
     try:
         inspect.signature(found).bind(shape, given)
     except TypeError as error:
@@ -98,9 +100,16 @@ def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
 
 
 def _users_settings(found: type, section: ModelSection) -> Section | dict[str, Any]:
-    declared = getattr(found, "Settings", None)
+    declared = getattr(found, "Settings", None) or _own_section(found)
     if declared is None:
         return dict(section.settings)
     if not (isinstance(declared, type) and issubclass(declared, Section)):
         raise SpecError(f"{section.class_path}.Settings is no headrace.config.Section", "model.class")
     return _checked(declared, section.settings)
+
+
+def _own_section(found: type) -> type[ModelSettings] | None:
+    """The section of the model of Headrace that a class extends, if it extends one."""
+    sections = {f"{__package__}.{section.module}": section for section in OWN.values()}
+    names = (f"{each.__module__}:{each.__name__}" for each in found.__mro__)
+    return next((sections[name] for name in names if name in sections), None)
