@@ -37,7 +37,7 @@ from headrace.service.cluster.supervision import (
 )
 from headrace.service.cluster.worker_plan import JobPlan
 from headrace.trainer.job_status import StallStatus, Status
-from headrace.trainer.rank0.resizing import STANDBY
+from headrace.trainer.rank0.resize_messages import STANDBY
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""

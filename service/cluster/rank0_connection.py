@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.role import RoleClient
 from headrace.trainer.job_status import StallStatus, Status, read
-from headrace.trainer.rank0.resizing import ResizeMessage, decode_message, encode_message
+from headrace.trainer.rank0.resize_messages import ResizeMessage, decode_message, encode_message
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
 from headrace.service.cluster.supervision import Event, RunOutcome
 from headrace.service.cluster.worker_plan import JobPlan
 from headrace.trainer.job_status import Status, read
-from headrace.trainer.rank0.resizing import PrepareWorkers, WorkersFailed, WorkersMoved
+from headrace.trainer.rank0.resize_messages import PrepareWorkers, WorkersFailed, WorkersMoved
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 MOVE_S = 900.0

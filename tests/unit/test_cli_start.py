@@ -105,3 +105,9 @@ def test_choices_and_limits_told_again_are_those_of_their_owners():
     assert prediction_commands.LIVE == predictions.LIVE
     assert (table_commands.LAST_DAY, table_commands.MAX_DAYS) == (rows.LAST_DAY, rows.MAX_DAYS)
     assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resizing.MOVE_S, job_size.MAX_SAMPLE)
+
+
+def test_the_launcher_of_a_job_loads_neither_kernels_nor_stores():
+    script = "import sys, headrace.service.cluster.job_run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"numba", "rocksdict", "torch"} & {*done.stdout.split()}

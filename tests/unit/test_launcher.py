@@ -29,7 +29,7 @@ from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
 from headrace.service.cluster.runtime import TAIL_LINES
 from headrace.trainer.job_status import StallStatus, Status
-from headrace.trainer.rank0.resizing import PrepareWorkers, encode_message
+from headrace.trainer.rank0.resize_messages import PrepareWorkers, encode_message
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]

@@ -6,19 +6,14 @@ from hypothesis import strategies as st
 
 from headrace.errors import NotYet
 from headrace.trainer.rank0.operations import ClosingPass
-from headrace.trainer.rank0.resizing import (
-    MAX_ROUNDS,
-    SMALL_S,
-    NextStep,
+from headrace.trainer.rank0.resize_messages import (
     PrepareWorkers,
-    ResizeFailed,
-    ResizePreparation,
     WorkersFailed,
     WorkersMoved,
     decode_message,
     encode_message,
-    next_step,
 )
+from headrace.trainer.rank0.resizing import MAX_ROUNDS, SMALL_S, NextStep, ResizeFailed, ResizePreparation, next_step
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 KEYS = {SHARDS: 3, TRAINERS: 1}

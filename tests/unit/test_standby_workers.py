@@ -10,7 +10,7 @@ from headrace.errors import Unavailable
 from headrace.lifecycle import ExitCode
 from headrace.service.cluster.resizing import StandbyWorkers, Successor
 from headrace.service.cluster.supervision import Exited, RunOutcome, Tick
-from headrace.trainer.rank0.resizing import PrepareWorkers, WorkersFailed, WorkersMoved
+from headrace.trainer.rank0.resize_messages import PrepareWorkers, WorkersFailed, WorkersMoved
 
 ASKED = PrepareWorkers("a", shards=3, trainers=2)
 DRAINED = RunOutcome(ExitCode.DRAINED, "the stream is drained")

@@ -25,7 +25,8 @@ from headrace.trainer.rank0.operations import OperationRunner, RankUpdate, Reque
 from headrace.trainer.rank0.planner import PAUSED, Planner
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
-from headrace.trainer.rank0.resizing import ResizePreparation, decode_message, encode_message
+from headrace.trainer.rank0.resize_messages import decode_message, encode_message
+from headrace.trainer.rank0.resizing import ResizePreparation
 from headrace.trainer.rank0.shrink_guard import has_rule
 from headrace.trainer.rank0.shrinks import Shrinks
 from headrace.trainer.rank0.slot_guards import SlotGuards

@@ -20,11 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
-from msgspec import Struct
-
-from headrace.codec import packed, unpacked
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet
 from headrace.pserver.errors import StoreDamaged
@@ -35,6 +32,7 @@ from headrace.trainer.checkpoint.handover import acted_in, handed_over
 from headrace.trainer.job_status import ResizeStatus
 from headrace.trainer.journal.records import ActingOperation, ResizeOperation
 from headrace.trainer.rank0.operations import ClosingPass, Decider
+from headrace.trainer.rank0.resize_messages import PrepareWorkers, ResizeMessage, WorkersFailed, WorkersMoved
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 SMALL_S = 0.2
@@ -49,59 +47,8 @@ LOOK_S = 0.01
 """Pause between two looks for a newer commit: training stands still from the last one on."""
 MOVE_S = 3600.0
 """Longest time to restore a commit, or to go on to the next one."""
-STANDBY = "standby"
-"""The state of a generation that has not claimed the job."""
 
 log = logging.getLogger(__name__)
-
-# -- messages between rank 0 and the launcher: one each way with every poll of the status
-
-
-class PrepareWorkers(Struct, frozen=True, tag="prepare"):
-    """Rank 0 to the launcher: start workers that stand by. Repeated until the resize is over."""
-
-    id: str
-    """Of the resize."""
-    shards: int
-    trainers: int
-
-
-class WorkersMoved(Struct, frozen=True, tag="moved"):
-    """The workers that stand by to the launcher, and the launcher to rank 0: how far the new shards are."""
-
-    id: str
-    version: int | None = None
-    """The version that they hold; None: nothing yet."""
-    rounds: int = 0
-    """Commits that they went on to since the first one."""
-    took_s: float = 0.0
-    """Time that the last of these took."""
-    state: str = "starting"
-    """For people: "starting", "restoring", "moving"."""
-    before_s: float = 0.0
-    """Time that the one before the last took."""
-
-
-class WorkersFailed(Struct, frozen=True, tag="failed"):
-    """The launcher to rank 0: the resize has no workers any more."""
-
-    id: str
-    reason: str
-
-
-ResizeMessage = PrepareWorkers | WorkersMoved | WorkersFailed
-
-
-def encode_message(message: ResizeMessage | None) -> bytes:
-    """A message on the wire; None is empty."""
-    return b"" if message is None else packed(message)
-
-
-def decode_message(data: bytes) -> ResizeMessage | None:
-    """The inverse of `encode_message`. Raises NotUnderstood."""
-    found = unpacked(cast(type[Any], ResizeMessage), data, "a message about a resize") if data else None
-    return cast(ResizeMessage | None, found)
-
 
 # -- the generation that trains
 

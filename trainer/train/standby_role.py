@@ -5,7 +5,8 @@ from typing import Any
 
 from headrace.errors import NotYet
 from headrace.trainer.job_status import Status
-from headrace.trainer.rank0.resizing import STANDBY, Standby, encode_message
+from headrace.trainer.rank0.resize_messages import STANDBY, encode_message
+from headrace.trainer.rank0.resizing import Standby
 from headrace.trainer.train.assembly import Trainer
 
 
