@@ -399,8 +399,10 @@ def _samples_alone() -> Iterator[IO[str]]:
         try:
             yield own
         finally:
-            sys.stdout.flush()
-            os.dup2(own.fileno(), 1)
+            try:
+                sys.stdout.flush()
+            finally:
+                os.dup2(own.fileno(), 1)
 
 
 def _argument(name: str) -> str | None:

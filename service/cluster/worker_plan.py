@@ -35,7 +35,12 @@ from headrace.trainer.status.time_spent import STALL_SHARE
 
 MODULES = {
     WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
-    WorkerRole.TRAINER: ("headrace.trainer.train.assembly", "headrace.rpc.role", "pyarrow.compute"),
+    WorkerRole.TRAINER: (
+        "headrace.trainer.train.assembly",
+        "headrace.dataset.features.json_decoder",
+        "headrace.rpc.role",
+        "pyarrow.compute",
+    ),
 }
 """The modules that workers of a role import, also those that they import late."""
 BESIDE = "headrace.trainer.predict.background"

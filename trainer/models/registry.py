@@ -90,7 +90,7 @@ def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     if not issubclass(found, nn.Module):
         raise SpecError(f"{section.class_path} is no torch.nn.Module", "model.class")
     given = _users_settings(found, section)
-    if isinstance(given, ModelSettings):
+    if isinstance(given, ModelSettings) and not hasattr(found, "Settings"):
         given.check(shape, found.__name__)
     try:
         inspect.signature(found).bind(shape, given)
