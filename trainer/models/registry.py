@@ -89,9 +89,7 @@ def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     found = import_class(section.class_path or "", folder, "model.class")
     if not issubclass(found, nn.Module):
         raise SpecError(f"{section.class_path} is no torch.nn.Module", "model.class")
-    given = _users_settings(found, section)
-    if isinstance(given, ModelSettings) and not hasattr(found, "Settings"):
-        given.check(shape, found.__name__)
+    given = _users_settings(found, section, shape)
     try:
         inspect.signature(found).bind(shape, given)
     except TypeError as error:
@@ -99,10 +97,15 @@ def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     return found(shape, given)
 
 
-def _users_settings(found: type, section: ModelSection) -> Section | dict[str, Any]:
-    declared = getattr(found, "Settings", None) or _own_section(found)
+def _users_settings(found: type, section: ModelSection, shape: "Shape") -> Section | dict[str, Any]:
+    declared = getattr(found, "Settings", None)
     if declared is None:
-        return dict(section.settings)
+        extended = _own_section(found)
+        if extended is None:
+            return dict(section.settings)
+        settings = _checked(extended, section.settings)
+        settings.check(shape, found.__name__)
+        return settings
     if not (isinstance(declared, type) and issubclass(declared, Section)):
         raise SpecError(f"{section.class_path}.Settings is no headrace.config.Section", "model.class")
     return _checked(declared, section.settings)
