@@ -4,17 +4,21 @@ They are kept in the repository, for readers of a clone; tests/unit/test_referen
 date. The page of the Python API is mkdocstrings' work.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import typer
+from client_stub import stub
 from schema_page import Schema, cell, section_table, tables
 from typer.cli import get_docs_for_click
 
 from headrace.service.api.app import ApiSettings, app
 from headrace.service.cli.main import cli
 from headrace.service.jobs.config import ServiceConfig
-from headrace.service.spec.job import Job
+from headrace.service.kubernetes.pod_settings import PodSettings
+from headrace.service.spec.job import JobFile
 from headrace.trainer.replica.http_api import app as replica_app
 
 JOB = """# Job file
@@ -29,6 +33,11 @@ SERVICE = """# Service file
 
 Every key of the file that `headrace serve --config` reads, generated from its schema. `deploy/service.toml` is an
 example with every key.
+"""
+PODS = """# Pods file
+
+Every key of the file that `headrace render kubernetes --pods` reads, YAML or TOML, generated from its schema:
+[On Kubernetes](../kubernetes.md#volumes-and-nodes) has an example. Keys in camel case are those of Kubernetes.
 """
 CLI = """# Command line
 
@@ -48,11 +57,16 @@ is the Open Inference Protocol v2: see [Tables and exports](../tables.md#a-repli
 """
 
 
+STUB = Path(__file__).parents[1] / "service" / "python" / "service_actions.pyi"
+"""The types of a service's actions for Python: made from the same document."""
+
+
 def pages() -> dict[str, str]:
     """The text of every generated page, by its path in the documentation."""
     return {
-        "reference/job-file.md": JOB + tables(Schema(Job.model_json_schema())),
+        "reference/job-file.md": JOB + tables(Schema(JobFile.model_json_schema())),
         "reference/service-file.md": SERVICE + tables(Schema(ServiceConfig.model_json_schema())),
+        "reference/pods-file.md": PODS + tables(Schema(PodSettings.model_json_schema())),
         "reference/cli.md": CLI + _commands(),
         "reference/rest.md": REST + _routes(),
         "reference/replica.md": REPLICA + _replica(),
@@ -66,10 +80,15 @@ def _commands() -> str:
     return text.partition("\n")[2]
 
 
+def document_of_service() -> dict:
+    """The OpenAPI document of a service."""
+    host = SimpleNamespace(records=None, work=SimpleNamespace())  # nothing is asked of it: only the document is made
+    return app(host, ApiSettings.of_a_run()).openapi()
+
+
 def _routes() -> str:
     """Every route by resource, the problems that any of them may answer, and the bodies."""
-    host = SimpleNamespace(records=None, work=SimpleNamespace())  # nothing is asked of it: only the document is made
-    document = app(host, ApiSettings.of_a_run()).openapi()
+    document = document_of_service()
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
     tags = dict.fromkeys(told["tags"][0] for _, _, told in routes)
     parts = []
@@ -133,10 +152,17 @@ def _media(content: dict) -> str:
     return " or ".join(known) or "no body"
 
 
+def formatted(text: str) -> str:
+    """A stub as ruff writes it."""
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout  # noqa: S603
+
+
 def write() -> None:
-    """Write every page below this folder."""
+    """Write every page below this folder, and the stub."""
     for uri, text in pages().items():
         (Path(__file__).parent / uri).write_text(text, encoding="utf-8")
+    STUB.write_text(formatted(stub(document_of_service())), encoding="utf-8")
 
 
 if __name__ == "__main__":

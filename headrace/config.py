@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_serializer,
+)
 
 from headrace import documents
 from headrace.default_kinds import with_default_kinds
@@ -46,6 +56,19 @@ class Section(BaseModel):
     """The kind of text in each of its own keys that can hold free text. A key without one is refused over the API."""
     begins_as: ClassVar[Mapping[str, str]] = {}
     """Keys of sections that begin with the settings of another one, where they have no `kind` of their own."""
+
+
+class GrownSection(Section):
+    """A section with later keys: where they have their defaults it is written as before there were any."""
+
+    later: ClassVar[frozenset[str]] = frozenset()
+    """The later keys. Their defaults change nothing."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        unset = {name for name in self.later if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in dump(self).items() if name not in unset}
 
 
 def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
@@ -185,11 +208,15 @@ def _override(raw: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise SpecError(f"--set {override!r} is not of the form a.b=value")
+    set_key(raw, path, parse_value(text))
+
+
+def set_key(raw: dict[str, Any], path: str, value: Any) -> None:
+    """Set the key at `path` of a spec, "a.b", in place. Raises SpecError where its parent can have none."""
     *parents, last = path.split(".")
     node: Any = raw
     for done, name in enumerate(parents):
         node = _child(node, name, ".".join(parents[: done + 1]))
-    value = parse_value(text)
     if isinstance(node, list):
         _child(node, last, path)
         node[int(last)] = value

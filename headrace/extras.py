@@ -15,6 +15,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "nicegui": ("NiceGUI", "ui"),
     "psycopg": ("psycopg", "postgres"),
     "ray": ("Ray", "ray"),
+    "tensorboard": ("TensorBoard", "tensorboard"),
     "torch": ("PyTorch", "train"),
 }
 """By the name of a module: the library's name, and the extra that brings it."""

@@ -9,6 +9,7 @@ import signal
 from enum import StrEnum
 
 from headrace.config import PositiveCount, Section
+from headrace.process import end_at_once
 
 
 class Failpoint(StrEnum):
@@ -102,4 +103,5 @@ def failpoint(point: Failpoint) -> None:
         _armed[point] -= 1
         if _armed[point] == 0:
             os.write(1, f"{LAST_WORDS}{point}\n".encode())  # not by print, which may wait for a lock or buffer the line
+            end_at_once(os.getpid())
             os.kill(os.getpid(), signal.SIGKILL)

@@ -77,7 +77,10 @@ class Forkserver:
             if self._woken in ready:
                 self._reap()
             if self._control in ready:
-                message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+                try:
+                    message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+                except ConnectionResetError:  # the launcher is gone, and has not read all
+                    message, descriptors = b"", []
                 if not message:
                     self._end()
                 raw = documents.parse_object(message, "the launcher's request")
@@ -145,22 +148,12 @@ class Forkserver:
         os._exit(0)  # without the messages that libraries print at their end
 
 
-def load_kernels() -> None:
-    """Load the kernels of the imported modules from Numba's cache. Workers compile those that are not in it.
+def _load_kernels() -> None:
+    """Load the kernels of the imported modules, if any of these has some."""
+    if "headrace.kernel_cache" in sys.modules:
+        from headrace.kernel_cache import load_kernels
 
-    Dispatchers have no public call for this, so the signatures are read from their private index.
-    """
-    if "numba" not in sys.modules:
-        return
-    from numba.core.dispatcher import Dispatcher
-
-    loaded = [
-        thing for module in list(sys.modules.values()) for thing in list(getattr(module, "__dict__", {}).values())
-    ]
-    for kernel in {id(thing): thing for thing in loaded if issubclass(type(thing), Dispatcher)}.values():
-        if (index := getattr(kernel._cache, "_cache_file", None)) is not None:  # noqa: SLF001
-            for signature, *_ in index._load_index():  # noqa: SLF001
-                kernel.compile(signature)
+        load_kernels()
 
 
 def become(request: ForkRequest, descriptors: Sequence[int]) -> None:
@@ -208,27 +201,34 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
+def preload(module: str) -> None:
+    """Import a module and load its kernels. Children share its objects, and their garbage collectors skip them."""
+    importlib.import_module(module)
+    _load_kernels()
+    gc.freeze()
+
+
+def serve_launcher(control: socket.socket, modules: Sequence[str]) -> None:
+    """Import `modules`, and serve the requests that come by `control`. Returns in children only, after their work."""
+    server, child = Forkserver(control), None
+    gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the time
+    for module in modules:
+        preload(module)
+        if child := server.serve(wait=False):
+            break
+    child = child or server.serve(wait=True)
+    assert child is not None, "serving ends in a child only"
+    gc.enable()
+    become(*child)
+
+
 def main() -> None:
     """Serve until the parent closes the socket."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the socket to the launcher")
     parser.add_argument("--preload", nargs="*", default=[], help="modules to import; requests are served after each")
     arguments = parser.parse_args()
-    server = Forkserver(socket.socket(fileno=arguments.socket))
-    child = None
-    gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the time
-    for module in arguments.preload:
-        importlib.import_module(module)
-        load_kernels()
-        if child := server.serve(wait=False):
-            break
-    if child is None:
-        gc.collect()
-        gc.freeze()  # children share the loaded objects, and their collectors skip them
-        child = server.serve(wait=True)
-    assert child is not None, "serving ends in a child only"
-    gc.enable()
-    become(*child)
+    serve_launcher(socket.socket(fileno=arguments.socket), arguments.preload)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import numpy as np
 _CONSTANTS = (int, float, str, np.generic)
 _modules: set[str] = set()
 """Modules with kernels."""
+_unloaded: list[Any] = []
+"""Kernels that may be in the cache and were not looked for yet."""
 
 
 def njit(**options: Any) -> Any:
@@ -32,9 +34,21 @@ def njit(**options: Any) -> Any:
             # Numba offers its locators of caches by an environment variable only, which child processes would inherit.
             index = kernel._cache._cache_file  # noqa: SLF001
             index._source_stamp = index._source_stamp, _hash_of(function.__module__, function.__globals__)  # noqa: SLF001
+            _unloaded.append(kernel)
         return kernel
 
     return compiled
+
+
+def load_kernels() -> None:
+    """Load the kernels of the imported modules from the cache. One that is not in it is compiled at its first call.
+
+    Dispatchers have no public call for this, so the signatures are read from their private index.
+    """
+    while _unloaded:
+        kernel = _unloaded.pop()
+        for signature, *_ in kernel._cache._cache_file._load_index():  # noqa: SLF001
+            kernel.compile(signature)
 
 
 def _hash_of(module: str, names: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import NoReturn
@@ -36,6 +36,8 @@ class ExitCode(IntEnum):
 
 LOST_OUTPUT = 120
 """Exit code of a process that did its work and could not write the last of its output; Python has the same."""
+ERROR = "error: "
+"""Begins the message for people of a process that ends on an error."""
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -101,12 +103,18 @@ def exit_code_of(main: Callable[[], None]) -> int:
     try:
         main()
     except HeadraceError as error:
-        print_printable(f"error: {error}", file=sys.stderr, flush=True)
+        print_printable(f"{ERROR}{error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:  # noqa: BLE001  # the outermost frame of a process: printed, and reported by the exit code
         print_printable(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         return ExitCode.BUG
     return ExitCode.DRAINED
+
+
+def error_in(last_lines: Sequence[str]) -> str:
+    """The message of `exit_code_of` in the last lines of a process, up to their end; "" where there is none."""
+    begins = max((place for place, line in enumerate(last_lines) if line.startswith(ERROR)), default=None)
+    return "" if begins is None else "\n".join(last_lines[begins:]).removeprefix(ERROR)
 
 
 def run_to_end(main: Callable[[], None]) -> NoReturn:

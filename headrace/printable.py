@@ -1,6 +1,6 @@
 """Makes untrusted text safe for a terminal: no character moves the cursor or changes colours.
 
-Text of generators, workers, services and files is passed through here before it is shown.
+Text of generators, workers, services and files is passed through here before it is shown. Also the plural of nouns.
 """
 
 import re
@@ -17,6 +17,11 @@ _UNSAFE = re.compile(
 def printable(text: str) -> str:
     """`text` with each control character escaped, as in \\x1b; tabs and line feeds stay."""
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 worker", "2 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def print_printable(*texts: object, file: TextIO | None = None, sep: str = " ", flush: bool = False) -> None:

@@ -146,12 +146,34 @@ class ChildProcess:
 
 
 def kill_group(leader: int) -> None:
-    """Send SIGKILL to the group of a child that is not reaped yet."""
+    """Send SIGKILL to the group of a child that is not reaped yet. Its leader ends at normal priority."""
     with suppress(PermissionError):  # everybody in it has ended, as some systems say it
         try:
             os.killpg(leader, signal.SIGKILL)
         except ProcessLookupError:  # it does not lead its group yet
             os.kill(leader, signal.SIGKILL)
+    end_at_once(leader)
+
+
+def end_at_once(pid: int) -> None:
+    """Give the threads of a process that is killed, and not reaped yet, the normal priority, where that is allowed.
+
+    The last of them frees the memory of the process. On a busy machine, one that runs after all others takes many
+    seconds for it (headrace.priority), and until then the process counts as alive.
+    """
+    with suppress(OSError):  # it is gone, or this system has no such folder
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            with suppress(OSError):
+                if os.sched_getscheduler(thread) == os.SCHED_IDLE:
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the first thread of a process that is not reaped yet has ended, and others may not have."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
 
 
 def wait_until_gone(group: int, deadline: Deadline) -> bool:

@@ -19,6 +19,12 @@ from headrace.errors import SpecError
 FOLDER = "shared"
 """The folder of the proof, in the folder that workers must see."""
 
+STORE = (
+    'with store.parts = "shared" its files of commits must go there: mount that folder at the same path on every '
+    'machine, or set store.parts = "object"'
+)
+"""Why the store must be seen."""
+
 
 class SharedFolder(Section):
     """A folder that every worker must see. Part of the configuration of a worker, which the launcher writes."""
@@ -42,16 +48,14 @@ class SharedFolder(Section):
         finally:
             shutil.rmtree(path / FOLDER, ignore_errors=True)
 
-    def check(self, worker: str) -> None:
-        """Raise SpecError where the machine of `worker`, which runs here, does not see the folder."""
+    def check(self, worker: str, why: str = STORE, at: str = "store.path") -> None:
+        """Raise SpecError at the key `at` where the machine of `worker`, which runs here, does not see the folder."""
         try:
             (self.path / self.proof).stat()
         except OSError as error:
             raise SpecError(
-                f"{worker} on {os.uname().nodename} does not see {self.path} of the head ({error.strerror}), and with "
-                'store.parts = "shared" its files of commits must go there: mount that folder at the same path on '
-                'every machine, or set store.parts = "object"',
-                "store.path",
+                f"{worker} on {os.uname().nodename} does not see {self.path} of the head ({error.strerror}), and {why}",
+                at,
             ) from error
 
 
@@ -71,6 +75,17 @@ def head_sizes(paths: Iterable[str], folder: Path) -> dict[str, int]:
 def digests(sizes: Mapping[str, int], folder: Path) -> dict[str, str]:
     """SHA-256 of the first bytes of each file, by its path. A file that is shorter has the digest of what it has."""
     return {path: _digest(folder / path, size) for path, size in sizes.items()}
+
+
+def check_digests(worker: str, expected: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Raise SpecError where `worker` reads other files than the head, by their digests."""
+    for path, digest in expected.items():
+        if (found := given.get(path, ABSENT)) != digest:
+            what = "it is not there" if found == ABSENT else f"its first bytes have the digest {found[:16]}"
+            raise SpecError(
+                f"{worker} reads {path}, and at its machine {what}, where {digest[:16]} is expected; copy the file "
+                "from the head to that machine"
+            )
 
 
 def _digest(path: Path, size: int) -> str:

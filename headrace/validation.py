@@ -41,6 +41,11 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"known: {', '.join(sorted(known))}" if known else "there is none"
 
 
+def no_such(kind: str, name: object, known: Collection[str]) -> str:
+    """The message about a name of nothing: of a "table", a "sparse slot", with a hint at the known ones."""
+    return f"there is no {kind} {name!r}; {nearest(str(name), known)}"
+
+
 @contextmanager
 def naming_entries(raw: Mapping[str, Any]) -> Iterator[None]:
     """Errors of a spec also have the names of the slots and tasks that their keys give by number, as in slots.19.
@@ -116,7 +121,9 @@ def format_error(model: type[BaseModel], problem: Any) -> str:
     if kind == "tuple_type":
         return f"{place.path}: is a list, written [..., ...] (got {value!r})"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Tuple should", "The list should")
-    shown = "" if isinstance(value, dict | list | BaseModel) or repr(value) in message else f" (got {value!r})"
+    hides = isinstance(value, str) and "://" in value and "@" in value  # an address, perhaps with a password
+    known = hides or isinstance(value, dict | list | BaseModel) or repr(value) in message
+    shown = "" if known else f" (got {value!r})"
     return f"{place.path}: {message}{shown}"
 
 

@@ -9,7 +9,7 @@ pserver.admission has the counters and the draws, and decides by a list of entri
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,8 @@ class CountingRule:
 class AdmissionEntry(Section):
     """An entry: it counts, or it admits by a key's draw."""
 
+    needs_clicks: ClassVar[bool] = False
+    """Whether clicks decide: `expected` then admits more than the entry does."""
     kind: str
     """Its name."""
 
@@ -94,8 +96,13 @@ class AdmissionEntry(Section):
         return 1.0
 
     def expected(self, count_U: I64) -> F64:
-        """(U,) the chance that keys that were seen so often have a row, without regard to clicks; for sizes of jobs."""
+        """(U,) the chance that keys that were seen so often have a row, without regard to clicks; for sizes of jobs. A
+        draw counts apart: all entries use the same one of a key."""
         return np.ones(len(count_U))
+
+    def said(self, value: float, about: str) -> str:
+        """The count of a key in words for people; `about`: "about ", or "" for an exact count."""
+        return f"{self.kind}: it has counted {about}{value:.6g}"
 
 
 class CountEntry(AdmissionEntry):
@@ -118,6 +125,11 @@ class CountEntry(AdmissionEntry):
     def expected(self, count_U: I64) -> F64:
         return (count_U >= self.n).astype(np.float64)
 
+    @override
+    def said(self, value: float, about: str) -> str:
+        seen = f"{value:.6g}"
+        return f"{self.kind} {self.n:g}: seen {about}{seen} {'time' if seen == '1' else 'times'}"
+
 
 class ProbabilityEntry(AdmissionEntry):
     """Admit a fixed random share of the keys, by their hashes."""
@@ -132,14 +144,11 @@ class ProbabilityEntry(AdmissionEntry):
     def admits_below(self) -> float:
         return self.p
 
-    @override
-    def expected(self, count_U: I64) -> F64:
-        return 1 - (1 - self.p) ** count_U.astype(np.float64)
-
 
 class ShowClickEntry(AdmissionEntry):
     """Admit a key when the score of its shows and clicks is high enough."""
 
+    needs_clicks: ClassVar[bool] = True
     kind: Literal["show_click"]
     """By score."""
     score: Positive
@@ -156,6 +165,10 @@ class ShowClickEntry(AdmissionEntry):
         unit = math.ldexp(1.0, exponent)
         threshold = math.ceil(self.score / unit)
         return CountingRule(self.exact, self.memory, exponent, nonclk_coeff / unit, click_coeff / unit, threshold)
+
+    @override
+    def said(self, value: float, about: str) -> str:
+        return f"{self.kind} {self.score:g}: its score is {about}{value:.6g}"
 
 
 ADMISSION_ENTRIES = Registry(

@@ -9,33 +9,27 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.address import LOOPBACK_INTERFACE
-from headrace.config import MAX_FLOAT32 as MAX_FLOAT32
-from headrace.config import Beta as Beta
 from headrace.config import (
     Count,
     Float32,
+    GrownSection,
+    NotNegative,
+    Positive,
     PositiveCount,
     PositiveDuration,
     PositiveSize,
+    Rate,
     Section,
     Seed,
     Size,
     SlotGroup,
 )
-from headrace.config import NotNegative as NotNegative
-from headrace.config import Positive as Positive
-from headrace.config import Rate as Rate
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
 from headrace.pserver.admission_entries import AnyAdmissionEntry
-from headrace.pserver.row_optimizers import Adagrad as Adagrad
-from headrace.pserver.row_optimizers import Adam as Adam
-from headrace.pserver.row_optimizers import AnyRowOptimizer
-from headrace.pserver.row_optimizers import Ftrl as Ftrl
-from headrace.pserver.row_optimizers import PaddleAdagrad as PaddleAdagrad
-from headrace.pserver.row_optimizers import PaddleAdam as PaddleAdam
-from headrace.pserver.row_optimizers import Sgd as Sgd
+from headrace.pserver.rate_schedules import Schedule
+from headrace.pserver.row_optimizers import Adagrad, AnyRowOptimizer
 from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
@@ -47,6 +41,19 @@ LAST_DAY = 32_767
 Days = Annotated[int, Field(ge=0, le=MAX_DAYS)]
 MIN_TABLE_BYTES = 8 << 20
 """Smallest `tables.<t>.memory`."""
+
+
+MIN_WEIGHT_DECAY = 2.0**-24
+"""A smaller share is lost where it is taken from 1, in float32."""
+
+
+def _decays(share: float) -> float:
+    if 0 < share < MIN_WEIGHT_DECAY:
+        raise ValueError(
+            "is so small that weights, which are float32, would not shrink by it; the least is "
+            f"{MIN_WEIGHT_DECAY}, and 0 is none"
+        )
+    return share
 
 
 class Bounds(Section):
@@ -103,7 +110,7 @@ class SlotLife(Section):
     """A shrink deletes rows unseen for more days."""
 
 
-class TableSection(Section):
+class TableSection(GrownSection):
     """One embedding table."""
 
     holds: ClassVar[Mapping[str, TextKind]] = {
@@ -112,6 +119,7 @@ class TableSection(Section):
     }
 
     begins_as: ClassVar[Mapping[str, str]] = {"first_order_optimizer": "optimizer"}
+    later: ClassVar[frozenset[str]] = frozenset({"schedule", "weight_decay", "l2"})
     dim: int = Field(default=16, ge=0, le=4096)
     """Length of the vector; with 0 a row has only a first-order weight."""
     first_order: bool = True
@@ -123,14 +131,24 @@ class TableSection(Section):
     init_range: NotNegative = 0.01
     """Bound of a uniform vector, or standard deviation of a normal one; "xavier" and "zeros" do not use it."""
     optimizer: AnyRowOptimizer = Adagrad()
-    """Optimizer of the rows."""
+    """Optimizer of the rows. Without `optimizer`, `first_order_optimizer` and `grad_scale` all three follow from the
+    number of sparse slots (docs/tables.md)."""
     first_order_optimizer: AnyRowOptimizer | None = None
     """Optimizer of the first-order weight, of the same kind; `optimizer` unless set. Without `kind`, keys that it lacks
     are those of `optimizer`."""
+    schedule: Schedule | None = None
+    """Multiplies the learning rates of the rows, those of single slots included, by a share that depends on the samples
+    or versions learnt. Unset: the rates stay."""
+    weight_decay: Annotated[NotNegative, Field(lt=1), AfterValidator(_decays)] = 0.0
+    """Share of its weights that a row loses for each pass since its last push, at its next push and before its step
+    (decoupled weight decay). It does not depend on the learning rate."""
+    l2: NotNegative = 0.0
+    """Its product with a row's weights is added to the row's gradient, after `clip_norm`."""
     bounds: Bounds = Bounds()
     """Limits of every weight."""
-    grad_scale: Literal["mean", "show"] = "mean"
-    """"mean": gradients of the step's mean loss; "show": times the step's batch size, divided by the key's shows."""
+    grad_scale: Literal["mean", "show", "sum"] = "mean"
+    """"mean": gradients of the step's mean loss; "sum": times the step's batch size, the sum over the key's samples;
+    "show": that divided by the key's shows."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient of one row in a step, over its first-order weight and its vector, after
     `grad_scale`. A longer gradient is scaled to it before the optimizer. Unset: none is."""
@@ -229,6 +247,14 @@ class PartStore(Section):
     """Folder on the disk of this process with files of the newest commit; None: the one that rank 0 names."""
 
 
+def check_holds_rows(shards: int | None, trainers: int) -> None:
+    """Raise ValueError for several trainers without a shard. None: as many shards as they need."""
+    if shards == 0 and trainers > 1:
+        raise ValueError(
+            f"shards = 0 keeps the rows inside the one trainer; {trainers} trainers need shards = 1 or more"
+        )
+
+
 class ShardProcess(Section):
     """One shard. For a process of its own the launcher writes it as JSON; `alone` is the one inside a trainer."""
 
@@ -254,6 +280,8 @@ class ShardProcess(Section):
     """Name of the consistency policy; see pserver.consistency.policy."""
     merge: MergeSection = MergeSection()
     """See MergeSection."""
+    max_ahead: PositiveCount | None = None
+    """Most steps by which a rank is ahead of another one within a pass; None: any number."""
     wire: Wire = Wire.FLOAT32
     """How rows and gradients travel."""
     secret: str = ""

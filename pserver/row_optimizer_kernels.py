@@ -1,4 +1,4 @@
-"""Kernels of row optimizers: sgd, adagrad by row or element, adam, ftrl, and Paddle's adagrad and adam.
+"""Kernels of row optimizers: sgd, momentum, adagrad by row or element, adam, ftrl, and Paddle's adagrad and adam.
 
 pserver.row_optimizers has their settings and state. Every weight stays within bounds. Only + - * / and square root are
 used, so bits agree between machines; powers are products stored in the row's state. Each kernel has a plain twin.
@@ -53,6 +53,39 @@ def sgd_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> N
     for d, g in enumerate(grad_D):
         low, high, lr = settings[int(d >= first_order)][:3]
         row_W[d] = min(max(row_W[d] - lr * g, low), high)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _momentum_part(slab, grads, row, grad, begin, end, num_weights, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, kept = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    w, g, v = row + begin, grad + begin, row + num_weights + begin
+    for d in range(end - begin):
+        moved = kept * slab[v + d] + grads[g + d]
+        slab[v + d] = moved
+        slab[w + d] = _bounded(slab[w + d] - lr * moved, low, high)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def momentum(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Gradient descent with momentum (Polyak 1964), as torch.optim.SGD has it: v = m * v + g; w -= lr * v. State: v."""
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        if first_order:
+            _momentum_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])
+        _momentum_part(slab, grads, row, grad, first, num_weights, num_weights, settings[1])
+
+
+def momentum_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `momentum` on one row."""
+    num_weights = len(grad_D)
+    for d, g in enumerate(grad_D):
+        low, high, lr, kept = settings[int(d >= first_order)][:4]
+        row_W[num_weights + d] = kept * row_W[num_weights + d] + g
+        row_W[d] = min(max(row_W[d] - lr * row_W[num_weights + d], low), high)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inline="always")
@@ -368,3 +401,29 @@ def ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, settings_
             w = slab_RW[row, d]
             threshold = l1 if w < 0 else -l1 if w > 0 else np.float32(0)
             slab_RW[row, num_weights + d] = threshold - w * (beta / lr + l2)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def ftrl_adapt(slab_RW, rows_U, begin, end, first_order, num_weights, settings):  # type: ignore[no-untyped-def]
+    """Set z of rows so that FTRL gives their weights at this rate, with their n; z of a weight of 0 stays.
+
+    The next step is then the proximal step from the present weights, whatever the rate of the steps before.
+    """
+    for u in range(begin, end):
+        row = np.uint32(rows_U[u])
+        for d in range(num_weights):
+            part = 1 if d >= first_order else 0
+            lr, beta, l1, l2 = settings[part, 2], settings[part, 3], settings[part, 4], settings[part, 5]
+            w, root = slab_RW[row, d], np.sqrt(slab_RW[row, 2 * num_weights + d])
+            if w != 0:
+                threshold = l1 if w < 0 else -l1
+                slab_RW[row, num_weights + d] = threshold - w * ((beta + root) / lr + l2)
+
+
+def ftrl_adapt_reference(row_W: F32, num_weights: int, first_order: int, settings: F32) -> None:
+    """The twin of `ftrl_adapt` on one row."""
+    for d in range(num_weights):
+        lr, beta, l1, l2 = settings[int(d >= first_order)][2:]
+        if w := row_W[d]:
+            strength = (beta + np.sqrt(row_W[2 * num_weights + d])) / lr + l2
+            row_W[num_weights + d] = (l1 if w < 0 else -l1) - w * strength

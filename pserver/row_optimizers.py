@@ -29,6 +29,10 @@ class RowKernels(NamedTuple):
     start: Callable[..., Any] | None = None
     """start(slab_RW, group_R, begin, end, first_order, num_weights, settings_C, class_G): sets the state of new rows
     that depends on their weights. None: none does."""
+    adapt: Callable[..., Any] | None = None
+    """adapt(slab_RW, rows_U, begin, end, first_order, num_weights, settings): before `apply`, in tables with a schedule
+    or weight decay: changes the state such that it gives the present weights at the present rate. A step at a rate of 0
+    is left out then. None: weights do not follow from the state."""
 
 
 class RowOptimizer(Section):
@@ -45,6 +49,8 @@ class RowOptimizer(Section):
     """Keys that a part without weights has from the other part, as its state is in every row all the same."""
     adds_up: ClassVar[bool] = False
     """Whether one step with a sum of gradients is all their steps, as train.mode = "geo" needs."""
+    follows_rate: ClassVar[bool] = False
+    """Whether weights follow from the state and the rate, as where kernels have `adapt`: a table keeps its schedule."""
 
     @property
     def paddle_rule(self) -> str | None:
@@ -52,7 +58,7 @@ class RowOptimizer(Section):
         return None
 
     def numbers(self) -> list[float]:
-        """The settings that kernels read, at most four."""
+        """The settings that kernels read, at most four: `lr`, which a schedule scales, and others."""
         raise NotImplementedError
 
     def state(self, num_weights: int) -> list[list[float]]:
@@ -93,6 +99,31 @@ class Sgd(RowOptimizer):
         from headrace.pserver import row_optimizer_kernels as kernels
 
         return RowKernels(kernels.sgd, kernels.sgd_reference)
+
+
+class Momentum(RowOptimizer):
+    """Gradient descent with momentum. A row's momentum changes in the steps that push the row, and rests between."""
+
+    kind: Literal["momentum"]
+    """Gradient descent with momentum."""
+    lr: Positive = 0.05
+    """Learning rate."""
+    momentum: Beta = 0.9
+    """Share of the last move that is in the next one."""
+
+    @override
+    def numbers(self) -> list[float]:
+        return [self.lr, self.momentum]
+
+    @override
+    def state(self, num_weights: int) -> list[list[float]]:
+        return [[0.0] * num_weights]
+
+    @override
+    def kernels(self) -> RowKernels:
+        from headrace.pserver import row_optimizer_kernels as kernels
+
+        return RowKernels(kernels.momentum, kernels.momentum_reference)
 
 
 class Adagrad(RowOptimizer):
@@ -172,6 +203,8 @@ class Ftrl(RowOptimizer):
     l2: NotNegative = 0.0
     """L2 strength."""
 
+    follows_rate: ClassVar[bool] = True
+
     @override
     def numbers(self) -> list[float]:
         return [self.lr, self.beta, self.l1, self.l2]
@@ -184,7 +217,7 @@ class Ftrl(RowOptimizer):
     def kernels(self) -> RowKernels:
         from headrace.pserver import row_optimizer_kernels as kernels
 
-        return RowKernels(kernels.ftrl, kernels.ftrl_reference, kernels.ftrl_start)
+        return RowKernels(kernels.ftrl, kernels.ftrl_reference, kernels.ftrl_start, kernels.ftrl_adapt)
 
 
 class PaddleAdagrad(RowOptimizer):
@@ -265,6 +298,7 @@ ROW_OPTIMIZERS = Registry(
     base=RowOptimizer,
     own={
         "sgd": "pserver.row_optimizers:Sgd",
+        "momentum": "pserver.row_optimizers:Momentum",
         "adagrad": "pserver.row_optimizers:Adagrad",
         "adam": "pserver.row_optimizers:Adam",
         "ftrl": "pserver.row_optimizers:Ftrl",

@@ -12,6 +12,9 @@ from hypothesis import settings
 
 # Several processes share the cores. Threads of torch that wait for each other then spin longer than tests compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nor do the processes that tests start compile the same modules each time, whatever the caller's environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
@@ -60,6 +63,14 @@ def _started(folder: Path) -> Iterator["Cluster"]:
         yield cluster
     finally:
         cluster.kill()
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of the test start by the warm forkserver of all tests, also those whose launcher is this process."""
+    from tests.fakes.warm import lead_launchers
+
+    lead_launchers(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -23,8 +24,11 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing
 def serve(host: str = "127.0.0.1") -> None:
     """Main of the server's process: prints its free port; ends when its standard input does."""
     os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"  # or "10" of 10.77.0.13 would be a bucket
+    from moto.s3.responses import S3Response
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
+
+    S3Response.put_object = one_at_a_time(S3Response.put_object)
 
     class Quiet(WSGIRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -37,6 +41,17 @@ def serve(host: str = "127.0.0.1") -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.port, flush=True)
     sys.stdin.read()
+
+
+def one_at_a_time(put: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`put` under a lock: moto checks a condition and writes in two steps, and two threads could both succeed."""
+    turn = threading.Lock()
+
+    def locked(response: Any) -> Any:
+        with turn:
+            return put(response)
+
+    return locked
 
 
 class Proxy:

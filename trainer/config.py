@@ -14,6 +14,9 @@ from headrace.config import (
     Count,
     Duration,
     FolderPath,
+    GrownSection,
+    NotNegative,
+    Positive,
     PositiveCount,
     PositiveDuration,
     PositiveSize,
@@ -28,7 +31,7 @@ from headrace.errors import SpecError
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
-from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
+from headrace.pserver.config import LAST_DAY, Days, MergeSection, TableName, TableSection, Wire
 from headrace.pserver.consistency.policy import MODES, Consistency
 from headrace.renamed_keys import Renamed
 from headrace.secrets import FORMS, is_reference
@@ -36,10 +39,12 @@ from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
-from headrace.trainer.guard_config import GuardsSection, RollbackSection
+from headrace.trainer.guard_config import GatesSection, GuardsSection, RollbackSection
+from headrace.trainer.loss_scale import LossScaleSection
+from headrace.trainer.tuning_config import TuningSection
 from headrace.trainer.value_types import Dtype
 
-NEWEST_DEFAULTS = 4
+NEWEST_DEFAULTS = 5
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
 
 
@@ -101,26 +106,9 @@ class ModelSection(Section):
 
 MAX_SHUFFLED = 2_000_000
 """Most positions of a pass that is shuffled: 16 bytes each for its order, beside the samples."""
-MAX_LOSS_SCALE = 2.0**100
-"""Largest scale of the loss."""
 MAX_STALENESS = 8
 """Most steps by which rows may lag behind. One hides an exchange that takes as long as the computation of a step; more
 only even out exchanges of uneven length. Each costs memory, and accuracy."""
-
-
-class LossScaleSection(Section):
-    """The scale of the loss with `amp = "float16"`, as of torch.amp.GradScaler."""
-
-    initial: Annotated[float, Field(ge=1, le=MAX_LOSS_SCALE)] = 65536.0
-    """Scale at the start."""
-    growth: Annotated[float, Field(gt=1, le=65536)] = 2.0
-    """Factor of the scale"""
-    growth_every: PositiveCount = 2000
-    """after so many steps without overflow, one after the other."""
-    decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Factor of the scale, which is never below 1,"""
-    decrease_every: PositiveCount = 1
-    """after so many overflows, one after the other."""
 
 
 if TYPE_CHECKING:
@@ -129,9 +117,10 @@ else:
     ModeName = Literal[tuple(MODES.names())]
 
 
-class TrainSection(Section):
+class TrainSection(GrownSection):
     """How a training step works."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"max_ahead", "tune"})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "amp_white": TextKind.NAME,
         "amp_black": TextKind.NAME,
@@ -143,7 +132,8 @@ class TrainSection(Section):
     counts once; weights differ a little from run to run. It needs dense.strategy = "shards". "geo": as "async", but
     each trainer learns k_steps batches on a copy of their rows before it sends the sum; it needs sgd in every table."""
     staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
-    """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before.
+    """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before. With
+    mode = "geo", at most 1: the exchange after k_steps batches goes on beside the next ones.
 
     With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
     shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
@@ -157,6 +147,10 @@ class TrainSection(Section):
     moves by the mean of what the trainers have learnt. More send less, and each trainer's rows are older."""
     merge: MergeSection = MergeSection()
     """Gradients of several trainers that shards apply together, with mode = "async"."""
+    max_ahead: int | None = Field(default=None, ge=1, le=1_000_000)
+    """With mode = "async": most steps by which a trainer may be ahead of the slowest one within a pass (bounded
+    staleness). One that is further waits, at most step_deadline; for one that has learnt its part of the pass nobody
+    waits. Unset: there is no bound within a pass."""
     batch_size: int = Field(default=64, ge=1, le=1 << 20)
     """Samples in one step of one trainer; the samples of one event stay together."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
@@ -175,6 +169,10 @@ class TrainSection(Section):
     """Library of the matrix products of float32 on a CPU. "measured": for each product of each layer the quicker one,
     by a short measurement when the job is first made. The log keeps the result: restarts and reruns read it, and it
     is measured again only if the machine or a library changes, or this key."""
+    tune: Literal["auto", "off"] = "off"
+    """"auto": a new job whose stream begins with `tuning.events` events first tries settings on them, and keeps the
+    best for its whole life: rates, batch size and the like, as far as this file leaves them out (docs/choosing.md).
+    "off": it does not."""
     learn: bool = True
     """False: the job reads the stream, predicts and measures every sample, and does not change its model.
 
@@ -183,6 +181,9 @@ class TrainSection(Section):
     inference. Commits hold positions and metrics as usual. `headrace forget` still deletes rows."""
     learn_until: Count | None = None
     """Number of events after which the job only predicts, as with learn = false."""
+    calibrate: bool = True
+    """Keep probabilities calibrated, by a scale and an offset of each task's logits that follow the stream
+    (docs/calibration.md). Jobs with dense.strategy = "pipeline" or a task with loss "softmax" go without."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
     """Reaction to a loss or gradient that is not finite: stop the job, or skip the step."""
     step_deadline: PositiveDuration = 120.0
@@ -199,7 +200,9 @@ class TrainSection(Section):
     def _built(self) -> "TrainSection":
         unset = type(self).model_construct()
         for name in MODES.own:  # a package's mode has no keys of its own
-            for key, message in MODES.load(name).own.items() if name != self.mode else ():
+            for key, message in MODES.load(name).own.items():
+                if key in self.policy.own:
+                    continue
                 if (value := attrgetter(key)(self)) != attrgetter(key)(unset):
                     raise ValueError(message.format(value=value, chosen=self.mode))
         self.policy.check(self)
@@ -335,9 +338,10 @@ class StoreSection(Section):
     path: FolderPath
     """Folder, relative to the spec's folder."""
     mirror: str | None = None
-    """Copy of commits and log: "s3://bucket/prefix", "file:///folder", or a folder relative to the spec's folder.
+    """Copy of commits and log: an address in an object store ("s3://bucket/prefix", "gs://bucket/prefix",
+    "az://container/prefix?account=NAME"), "file:///folder", or a folder relative to the spec's folder.
 
-    Options of S3 follow a "?": endpoint_override, region, scheme. Credentials come from the environment."""
+    Options follow a "?": docs/object-stores.md. Credentials come from the environment."""
     parts: Literal["shared", "object"] = "shared"
     """Where the files of commits are. "shared": in the folder `path`, which every process of the job sees; the mirror
     is a copy. "object": in the mirror, which then is the truth; every disk is a cache, and no folder is shared."""
@@ -351,6 +355,12 @@ class StoreSection(Section):
     make no other model count. Set it before the first commit, the same for every head of the job."""
     gc_grace: Duration = 86400.0
     """With parts = "object": how long files of removed commits stay in the mirror for those who still read them."""
+
+    def objects_at(self, folder: Path) -> str | None:
+        """The address of the object store that has the files of commits; None: the folder `path` has them.
+
+        A relative one starts at `folder`."""
+        return None if self.parts != "object" or self.mirror is None else parse_address(self.mirror, folder).text
 
     @field_validator("key")
     @classmethod
@@ -381,35 +391,6 @@ class StoreSection(Section):
         return mirror
 
 
-class GatesSection(Section):
-    """Checks before `current.json` points to an export. One that fails stays on disk and raises an alarm."""
-
-    min_auc: float | None = Field(default=None, ge=0, le=1)
-    """Lowest AUC of the window, for every task that has one."""
-    calibration: tuple[NotNegative, NotNegative] | None = None
-    """Lowest and highest mean prediction / mean label of the window, for every task that has one."""
-    min_rows: Count | None = None
-    """Fewest rows of the model at this version."""
-    max_row_change: Positive | None = None
-    """Largest change of the number of rows against the current export, as a fraction of its rows."""
-    max_norm: Positive | None = None
-    """Largest root mean square of the exported weights, per table."""
-    max_clicks_unmatched: Positive | None = None
-    """Largest share of recent clicks that find no impression (`[join]`)."""
-    golden: bool = True
-    """Whether the exported model must reproduce the golden predictions: within 1e-5 in float32."""
-    guards: bool = True
-    """Whether an export fails while a slot is outside bounds of `guards` whose action is "hold"."""
-
-    @field_validator("calibration")
-    @classmethod
-    def _in_order(cls, calibration: tuple[float, float] | None) -> tuple[float, float] | None:
-        if calibration is not None and calibration[0] > calibration[1]:
-            least, greatest = calibration
-            raise ValueError(f"the lowest, {least:g}, is above the highest, {greatest:g}: no export would pass")
-        return calibration
-
-
 class ExportSection(Section):
     """One stream of exports: bases, and deltas between them."""
 
@@ -420,7 +401,7 @@ class ExportSection(Section):
     }
 
     path: str | None = None
-    """Destination: a folder (relative to the job file's), "file:///folder" or "s3://bucket/prefix" as in store.mirror.
+    """Destination: a folder (relative to the job file's), or an address as in store.mirror.
     Default: exports/<stream> in the store."""
     base: PositiveDuration | None = None
     """Interval of whole models. Default: only the first export is whole, and those that have to be."""
@@ -466,10 +447,17 @@ class ExportSection(Section):
             raise ValueError("delta is longer than base, so there would be no delta")
         return self
 
+    @property
+    def try_s(self) -> float:
+        """Longest time of one try, with its wait for a score."""
+        gate = self.gates.evaluator
+        return self.deadline + (0.0 if gate is None else gate.wait)
 
-class TrainerJob(Section):
+
+class TrainerJob(GrownSection):
     """The sections of the job spec that a trainer reads."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"tuning"})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "name": TextKind.NAME,
     }
@@ -514,6 +502,8 @@ class TrainerJob(Section):
     """Export streams by name."""
     guards: GuardsSection | None = None
     """Guards of the slots (docs/guards.md). Unset: nothing is compared."""
+    tuning: TuningSection = TuningSection()
+    """The tuning of a new job, with train.tune = "auto"."""
 
 
 class Rerun(Section):
@@ -523,6 +513,8 @@ class Rerun(Section):
     """The store whose log and commits are read."""
     commit: str | None
     """Name of the commit to begin from; None: the initial state."""
+    last: Count
+    """The last of these passes."""
 
 
 class WorkerConfig(Section):
@@ -544,6 +536,8 @@ class WorkerConfig(Section):
     """Its rank among the trainers of its machine, for its GPU."""
     shards: tuple[str, ...] = ()
     """Addresses of the shards; empty: the shard is embedded."""
+    readers: tuple[str, ...] = ()
+    """Addresses of the readers, which run source and pipe, "" of one that does not run; empty: this trainer does."""
     wire: Wire = Wire.FLOAT32
     """How rows and gradients travel to and from shards."""
     secret: str = ""
@@ -567,6 +561,10 @@ class WorkerConfig(Section):
     """The id of a resize: this process stands by until it has acted, and only then claims its generation."""
     prepares_resizes: bool = False
     """Whether the launcher prepares the workers of a resize before it is logged."""
+    ends_after: PositiveCount | None = None
+    """Number of positions after which the stream counts as ended: see LoadedJob.ends_after."""
+    elastic: tuple[PositiveCount, PositiveCount] | None = None
+    """Fewest and most trainers, where the launcher chooses their number; `world` is logged where it is new."""
     until: Literal["logged"] | None = None
     """"logged": train the passes in the log, commit, and end; plan nothing new."""
     rerun: Rerun | None = None

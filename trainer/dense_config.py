@@ -5,17 +5,17 @@ A strategy is described here, without torch, as job files are checked without it
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config import Count, PositiveCount, PositiveSize, Section
-from headrace.pserver.config import Positive
+from headrace.config import Count, GrownSection, Positive, PositiveCount, PositiveSize, Section
+from headrace.errors import SpecError
+from headrace.pserver.rate_schedules import Constant, Schedule
 from headrace.registry import Registry
 from headrace.renamed_keys import Renamed, RenamedKey
 from headrace.text_kinds import TextKind
 from headrace.trainer.dense_optimizers import AnyDenseOptimizer, DenseAdam
-from headrace.trainer.rate_schedules import Constant, Schedule
 
 RENAMED_TO_DENSE: Renamed = {
     "train.dense": RenamedKey("dense.strategy", {"allreduce": "all_reduce"}),
@@ -28,17 +28,32 @@ RENAMED_TO_DENSE: Renamed = {
 
 MAX_ADAPTIVE = 16
 """Most steps between two averages that adapt to the loss."""
-MAX_BUCKET_BYTES, BUCKET_STEP_BYTES = 4 << 20, 64
+BUCKET_BYTES, MAX_BUCKET_BYTES, BUCKET_STEP_BYTES = 4 << 20, 32 << 20, 64
 
 
-class DgcSection(Section):
+class DgcSection(GrownSection):
     """Deep gradient compression (Lin et al. 2018): each trainer sends its largest sums of gradients only."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"begin", "stages"})
 
     sparsity: float = Field(default=0.999, ge=0, lt=1)
     """Share of the dense parameters of which a trainer sends nothing in a step. 0: it sends all."""
     warmup_steps: Count = 0
     """Number of steps at the beginning in which the sparsity rises to that, in five stages: the share that is sent
     falls by the same factor at each."""
+    begin: Count = 0
+    """Number of steps before those, in which a trainer sends all."""
+    stages: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(max_length=1000)] = ()
+    """Sparsities of equal parts of warmup_steps, one after another, in place of the five stages."""
+
+    @model_validator(mode="after")
+    def _has_steps(self) -> "DgcSection":
+        if len(self.stages) > self.warmup_steps:
+            raise ValueError(
+                f"stages has {len(self.stages)} parts of warmup_steps = {self.warmup_steps}: set it to as many steps "
+                "or more"
+            )
+        return self
 
 
 class PowerSgdSection(Section):
@@ -48,15 +63,21 @@ class PowerSgdSection(Section):
     """Number of columns of the narrow matrices. More is more exact, and more bytes."""
 
 
-class PipelineSection(Section):
+class PipelineSection(GrownSection):
     """Stages of the model on the trainers, through which the parts of a batch pass one after another."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"stages"})
+
+    stages: int | None = Field(default=None, ge=1, le=64)
+    """Number of neighbouring trainers that share a model. Of each such group the first one reads events, and gradients
+    of a stage are summed over the groups. The number of trainers is a multiple of it. Default: all trainers share one
+    model."""
     micro_batches: int = Field(default=4, ge=1, le=256)
     """Number of equal parts of a batch. While one trainer computes a part, the next one computes the part before."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """Order of the work. "1f1b": a trainer computes the backward pass of a part as soon as it can, so it keeps the
     activations of at most as many parts as there are trainers. "gpipe": all forward passes first. No bit depends on it.
-    With fewer parts than trainers it is "gpipe"."""
+    With fewer parts than stages it is "gpipe"."""
 
 
 def group_size(world: int, wanted: int | None) -> int:
@@ -107,7 +128,11 @@ class StrategyKind:
     on_shards: ClassVar[bool] = False
     """Whether the dense parameters are rows on the shards."""
     in_stages: ClassVar[bool] = False
-    """Whether each trainer has some layers of the model; rank 0 alone reads events then."""
+    """Whether each trainer has some layers of the model; not all of them read events then."""
+
+    def class_of(self, dense: "DenseSection") -> str:
+        """`implementation`, where it depends on other settings."""
+        return self.implementation
 
     def check(self, dense: "DenseSection") -> None:
         """Raise ValueError for a setting of its own that is missing or wrong."""
@@ -118,7 +143,7 @@ class StrategyKind:
             "overlap": dense.overlap,
             "hierarchy": dense.hierarchy is not None,
             "compression": dense.compression != "none",
-            "bucket_bytes, which is for all_reduce": dense.bucket_bytes != MAX_BUCKET_BYTES,
+            "bucket_bytes, which is for all_reduce": dense.bucket_bytes != BUCKET_BYTES,
         }
 
 
@@ -145,14 +170,26 @@ class LocalSgdKind(StrategyKind):
 
 
 class ShardedKind(StrategyKind):
-    """On every trainer; the optimizer's state is divided."""
+    """On every trainer; the optimizer's state is divided, and in stages 2 and 3 gradients and weights."""
 
     implementation = "headrace.trainer.dense.sharded:ShardedDense"
-    own = {"group": FOR_ONE}
+    own = {"group": FOR_ONE, "stage": FOR_ONE}
+
+    def class_of(self, dense: "DenseSection") -> str:
+        in_blocks = "headrace.trainer.dense.sharded_blocks:BlockShardedDense"
+        return in_blocks if dense.divides_gradients else self.implementation
 
     def refused(self, dense: "DenseSection") -> dict[str, bool]:
         kind = f'optimizer.kind = "{dense.optimizer.kind}", which needs whole parameters'
-        return super().refused(dense) | {kind: dense.optimizer.whole}
+        stage, blocks = f"stage = {dense.stage}", dense.divides_gradients
+        found = super().refused(dense) | {
+            kind: dense.optimizer.whole and not dense.optimizer.by_norms,
+            f'buffers = "sync_bn" and {stage}, as trainers meet in both during the backward pass': (
+                blocks and dense.buffers == "sync_bn"
+            ),
+            f"offload and {stage}, which gives weights back itself": dense.stage == 3 and bool(dense.offload),
+        }
+        return {name: there for name, there in found.items() if not (blocks and name.startswith("bucket_bytes"))}
 
 
 class ShardsKind(StrategyKind):
@@ -169,9 +206,7 @@ class ShardsKind(StrategyKind):
             "overlap": dense.overlap,
             "hierarchy": dense.hierarchy is not None,
             "compression": dense.compression != "none",
-            "clip_norm, which needs the gradients of all slices": dense.clip_norm is not None,
             str(of_rows): isinstance(of_rows, str),
-            "schedule, since rates of rows change with `headrace set` only": not isinstance(dense.schedule, Constant),
         }
 
 
@@ -183,10 +218,7 @@ class PipelineKind(StrategyKind):
     in_stages = True
 
     def refused(self, dense: "DenseSection") -> dict[str, bool]:
-        return super().refused(dense) | {
-            "accumulate, as pipeline.micro_batches divides a batch": dense.accumulate > 1,
-            'buffers = "sync_bn"': dense.buffers == "sync_bn",
-        }
+        return super().refused(dense) | {'buffers = "sync_bn"': dense.buffers == "sync_bn"}
 
 
 DENSE_STRATEGIES = Registry(
@@ -240,6 +272,10 @@ class DenseSection(Section):
     group: PositiveCount | None = None
     """With strategy = "sharded": number of neighbouring trainers over which the state is divided; every such group has
     all of it. If it does not divide the number of trainers, the next lower number that does. Default: all trainers."""
+    stage: Literal[1, 2, 3] | None = None
+    """With strategy = "sharded": what is divided over trainers (the stages of ZeRO). 1 (default): the optimizer's
+    state. 2: also gradients, which are summed by parts of bucket_bytes or more as soon as the backward pass has filled
+    them. 3: also the parameters, of which a part is there as a whole while its layers are computed."""
     accumulate: int = Field(default=1, ge=1, le=1024)
     """Number of batches of each trainer that are learnt from in one step (gradient merge). A trainer pulls the rows of
     all of them at once, and runs the model on one after another; gradients of rows and dense parameters are summed over
@@ -253,7 +289,8 @@ class DenseSection(Section):
     """How the optimizer's learning rate changes with the number of samples or versions: "constant", "warmup_linear",
     "warmup_cosine", "exponential", "piecewise", "inverse_sqrt"."""
     clip_norm: Positive | None = None
-    """Largest norm of the dense gradient."""
+    """Largest norm of the dense gradient of a step: that of the sum over trainers. With train.mode = "async" and "geo"
+    each trainer clips its own."""
     slice_floats: int | None = Field(default=None, ge=1000, le=1 << 30)
     """With strategy = "shards": number of parameters in one message, in steps of 1,024. Shards learn the first ones and
     send them back while others are on their way. Unless set, all travel in one message, with the rows of the batch. No
@@ -266,9 +303,10 @@ class DenseSection(Section):
     """Buffers of the model, such as the statistics of BatchNorm. "rank0": every trainer has its own within a pass, and
     takes those of trainer 0 at its end. "sync_bn": BatchNorm has the statistics of all trainers' batches, as if one
     trainer had them all; each layer costs two small messages a step. Other buffers are as with "rank0"."""
-    bucket_bytes: PositiveSize = MAX_BUCKET_BYTES
-    """Size of the parts in which gradients are summed over trainers, at most 4MiB, a multiple of 64. With three
-    trainers or more it changes how sums are rounded."""
+    bucket_bytes: PositiveSize = BUCKET_BYTES
+    """Size of the parts in which gradients are summed over trainers, at most 32MiB, a multiple of 64. With three
+    trainers or more it changes how sums are rounded. With stage = 2 or 3 of "sharded" they are whole layers
+    of at least this size in all."""
     overlap: bool = False
     """Whether gradients are summed over trainers while the backward pass still computes others, with the same result.
     A step that is skipped has then sent its gradients for nothing."""
@@ -292,9 +330,30 @@ class DenseSection(Section):
     GPUs. "all": every part of the model that has parameters."""
 
     @property
+    def divides_gradients(self) -> bool:
+        """Whether each trainer has only a part of the gradients."""
+        return self.stage in (2, 3)
+
+    @property
     def kind(self) -> StrategyKind:
         """The strategy."""
         return strategy_kind(self.strategy)
+
+    def num_stages(self, num_trainers: int) -> int:
+        """Number of neighbouring trainers, of so many, over which a model is divided: of each such group the first one
+        alone reads events, those of all."""
+        if not self.kind.in_stages:
+            return 1
+        return num_trainers if self.pipeline is None else self.pipeline.stages or num_trainers
+
+    def check_trainers(self, num_trainers: int) -> None:
+        """Raise SpecError for a number of trainers that the strategy cannot have."""
+        if num_trainers % (stages := self.num_stages(num_trainers)):
+            raise SpecError(
+                f"{stages} trainers share a model, and {num_trainers} is no multiple of that: change it, or the number "
+                "of trainers",
+                "dense.pipeline.stages",
+            )
 
     @model_validator(mode="after")
     def _belongs(self) -> "DenseSection":
@@ -339,7 +398,7 @@ class DenseSection(Section):
                 'buffers = "sync_bn" does not work with overlap, as trainers meet in both during the backward pass'
             )
         if self.bucket_bytes > MAX_BUCKET_BYTES or self.bucket_bytes % BUCKET_STEP_BYTES:
-            raise ValueError(f"bucket_bytes must be a multiple of {BUCKET_STEP_BYTES}, and at most 4MiB")
+            raise ValueError(f"bucket_bytes must be a multiple of {BUCKET_STEP_BYTES}, and at most 32MiB")
         if self.slice_floats is None and self.priority != "sparse_first":
             raise ValueError("priority is the order of messages of slice_floats floats: set that, too, or remove it")
         return self

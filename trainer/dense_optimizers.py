@@ -5,15 +5,17 @@ long as loading torch itself, at each start of a trainer. The same functions wit
 tests check this. The sections are read without torch, so a step imports what it needs.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from typing_extensions import override
 
-from headrace.config import Section
-from headrace.pserver.config import Beta, NotNegative, Positive
-from headrace.pserver.row_optimizers import Adagrad, Adam, RowOptimizer, Sgd
+from headrace.config import Beta, GrownSection, NotNegative, Positive
+from headrace.errors import SpecError
+from headrace.pserver.row_optimizers import Adagrad, Adam, Momentum, RowOptimizer, Sgd
 from headrace.registry import Registry
+from headrace.text_kinds import TextKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,17 +25,41 @@ if TYPE_CHECKING:
 STEP = "step"
 """The optimizer's count of steps: no tensor of the weights' shape."""
 
-Segments = Sequence[tuple[int, int]]
-"""Begin and end of each parameter in the flat buffer, in the order of the module."""
+Place = tuple[int, int]
 
 
-class DenseOptimizer(Section):
+class Segments(Sequence[Place]):
+    """Begin and end of each parameter in a flat buffer, in the order of the module; without any: the parts of one."""
+
+    def __init__(self, places: Sequence[Place] = (), names: Sequence[str] = ()) -> None:
+        """`names` of the parameters."""
+        self._places, self.names = tuple(places), tuple(names)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._places)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._places[at]
+
+    def norms(self, *buffers: "Tensor") -> "list[list[Tensor]]":
+        """Of each buffer, the norms of all parameters. Where a rank has slices: of whole parameters; collective."""
+        import torch
+
+        return [[torch.linalg.vector_norm(each[begin:end]) for begin, end in self] for each in buffers]
+
+
+class DenseOptimizer(GrownSection):
     """An optimizer of one flat buffer of weights."""
 
     state: ClassVar[frozenset[str]] = frozenset()
     """Names of the state after the first step. Optimizers with the same names continue each other's state."""
     whole: ClassVar[bool] = False
     """Whether a step needs whole parameters, not slices of the buffer."""
+    by_norms: ClassVar[bool] = False
+    """Whether of whole parameters it needs `Segments.norms` alone, so that slices will do."""
 
     if TYPE_CHECKING:
         kind: str
@@ -78,8 +104,66 @@ class DenseOptimizer(Section):
         """The momentum that trainers can apply to their own gradients, and the optimizer without it."""
         return 0.0, self
 
+    @property
+    def local_decay(self) -> bool:
+        """Whether trainers that apply the momentum must apply weight decay before it, by `add_decay`."""
+        return False
 
-class DenseSgd(DenseOptimizer):
+
+class DecayingOptimizer(DenseOptimizer):
+    """An optimizer with weight decay, from which parameters may be excluded."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {"no_decay": TextKind.NAME}
+
+    later: ClassVar[frozenset[str]] = frozenset({"no_decay"})
+    no_decay: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    """Parameters whose name contains one of these do not decay."""
+
+    if TYPE_CHECKING:
+        weight_decay: float
+
+    def decays(self, name: str) -> bool:
+        """Whether the parameter of this name decays."""
+        return not any(part in name for part in self.no_decay)
+
+    def decaying(self, weights: "Tensor", segments: Segments) -> Sequence[Place]:
+        """Begin and end of what decays in a buffer."""
+        if not self.no_decay or not segments.names:
+            return [(0, len(weights))]
+        return [place for place, name in zip(segments, segments.names, strict=True) if self.decays(name)]
+
+    def shrink(self, weights: "Tensor", lr: float, segments: Segments) -> None:
+        """Decoupled weight decay (Loshchilov, Hutter 2019), before a step."""
+        for begin, end in self.decaying(weights, segments):
+            weights[begin:end].mul_(1 - lr * self.weight_decay)
+
+    def add_decay(self, gradient: "Tensor", weights: "Tensor", segments: Segments, share: float = 1.0) -> "Tensor":
+        """The gradient with a share of weight decay added, in place."""
+        for begin, end in self.decaying(weights, segments):
+            gradient[begin:end].add_(weights[begin:end], alpha=share * self.weight_decay)
+        return gradient
+
+    def prepared(
+        self, gradient: "Tensor", weights: "Tensor", lr: float, segments: Segments, *, decoupled: bool
+    ) -> "Tensor":
+        """Before a step without weight decay of its own: shrink the weights, or return a gradient that has it."""
+        if not self.weight_decay:
+            return gradient
+        if decoupled:
+            self.shrink(weights, lr, segments)
+            return gradient
+        return self.add_decay(gradient.clone(), weights, segments)
+
+
+def check_no_decay(optimizer: DenseOptimizer, names: Sequence[str]) -> None:
+    """Raise SpecError for a part of a name in `no_decay` that no parameter of the model has."""
+    for part in optimizer.no_decay if isinstance(optimizer, DecayingOptimizer) and names else ():
+        if not any(part in name for name in names):
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise SpecError(f"no parameter has {part!r} in its name; there are {shown}", "dense.optimizer.no_decay")
+
+
+class DenseSgd(DecayingOptimizer):
     """torch.optim.SGD."""
 
     state = frozenset({"momentum_buffer"})
@@ -90,6 +174,12 @@ class DenseSgd(DenseOptimizer):
     """Learning rate."""
     momentum: Beta = 0.0
     """Momentum."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay: its product with the weights is added to the gradient."""
+    decoupled: bool = False
+    """Whether weight decay does not pass through the momentum: weights shrink by lr * weight_decay before the step."""
+
+    later = frozenset({"weight_decay", "decoupled", "no_decay"})
 
     @property
     @override
@@ -99,13 +189,14 @@ class DenseSgd(DenseOptimizer):
     @property
     @override
     def rests(self) -> bool:
-        return not self.momentum
+        return not self.momentum and not self.weight_decay
 
     @override
     def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
         from torch.optim.sgd import sgd
 
         buffers: list[Tensor | None] = [state.get("momentum_buffer")]
+        gradient = self.prepared(gradient, weights, lr, segments, decoupled=self.decoupled)
         sgd(
             [weights],
             [gradient],
@@ -122,14 +213,25 @@ class DenseSgd(DenseOptimizer):
 
     @override
     def of_rows(self) -> RowOptimizer | str:
-        return "optimizer.momentum" if self.momentum else Sgd(kind="sgd", lr=self.lr)
+        if self.weight_decay:
+            return "optimizer.weight_decay"
+        if self.momentum:
+            return Momentum(kind="momentum", lr=self.lr, momentum=self.momentum)
+        return Sgd(kind="sgd", lr=self.lr)
 
     @override
     def split_momentum(self) -> tuple[float, DenseOptimizer]:
-        return self.momentum, self.model_copy(update={"momentum": 0.0})
+        """Weight decay that passes through the momentum goes with it: see `local_decay`."""
+        rest: dict[str, float] = {"momentum": 0.0}
+        return self.momentum, self.model_copy(update=rest | ({"weight_decay": 0.0} if self.local_decay else {}))
+
+    @property
+    @override
+    def local_decay(self) -> bool:
+        return self.momentum > 0 and self.weight_decay > 0 and not self.decoupled
 
 
-class DenseAdam(DenseOptimizer):
+class DenseAdam(DecayingOptimizer):
     """torch.optim.Adam."""
 
     state = frozenset({STEP, "exp_avg", "exp_avg_sq"})
@@ -156,14 +258,14 @@ class DenseAdam(DenseOptimizer):
         from torch.optim.adamw import adamw
 
         coupled = self.weight_decay > 0 and not self.decoupled
-        _learn_adam(adam if coupled else adamw, self, weights, gradient, state, lr)
+        _learn_adam(adam if coupled else adamw, self, weights, gradient, state, lr, segments, decoupled=not coupled)
 
     @override
     def of_rows(self) -> RowOptimizer | str:
         return _adam_of_rows(self)
 
 
-class DenseAdamW(DenseOptimizer):
+class DenseAdamW(DecayingOptimizer):
     """torch.optim.AdamW."""
 
     state = DenseAdam.state
@@ -185,14 +287,14 @@ class DenseAdamW(DenseOptimizer):
     def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
         from torch.optim.adamw import adamw
 
-        _learn_adam(adamw, self, weights, gradient, state, lr)
+        _learn_adam(adamw, self, weights, gradient, state, lr, segments, decoupled=True)
 
     @override
     def of_rows(self) -> RowOptimizer | str:
         return _adam_of_rows(self)
 
 
-class DenseAdagrad(DenseOptimizer):
+class DenseAdagrad(DecayingOptimizer):
     """torch.optim.Adagrad."""
 
     state = frozenset({STEP, "sum"})
@@ -205,11 +307,17 @@ class DenseAdagrad(DenseOptimizer):
     """Accumulator at the start."""
     epsilon: Positive = 1e-10
     """Added to the root."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay: its product with the weights is added to the gradient."""
+    decoupled: bool = False
+    """Whether weight decay does not pass through the sums: weights shrink by lr * weight_decay before the step."""
+
+    later = frozenset({"weight_decay", "decoupled", "no_decay"})
 
     @property
     @override
     def rests(self) -> bool:
-        return True
+        return not self.weight_decay
 
     @override
     def start(self, name: str) -> float:
@@ -225,6 +333,7 @@ class DenseAdagrad(DenseOptimizer):
     def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
         from torch.optim.adagrad import adagrad
 
+        gradient = self.prepared(gradient, weights, lr, segments, decoupled=self.decoupled)
         adagrad(
             [weights],
             [gradient],
@@ -240,14 +349,16 @@ class DenseAdagrad(DenseOptimizer):
 
     @override
     def of_rows(self) -> RowOptimizer | str:
+        if self.weight_decay:
+            return "optimizer.weight_decay"
         return Adagrad(per="element", lr=self.lr, initial=self.initial, epsilon=self.epsilon)
 
 
-class DenseLamb(DenseOptimizer):
+class DenseLamb(DecayingOptimizer):
     """LAMB (You et al. 2020): Adam whose step has the norm of the weights, for each parameter."""
 
     state = DenseAdam.state
-    whole = True
+    whole = by_norms = True
 
     kind: Literal["lamb"]
     """LAMB."""
@@ -274,19 +385,19 @@ class DenseLamb(DenseOptimizer):
         first = state["exp_avg"].lerp_(gradient, 1 - self.beta1)
         second = state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         root = (second / (1 - self.beta2**step)).sqrt_().add_(self.epsilon)
-        move = (first / (1 - self.beta1**step)).div_(root).add_(weights, alpha=self.weight_decay)
-        for begin, end in segments:
-            length, far = torch.linalg.vector_norm(weights[begin:end]), torch.linalg.vector_norm(move[begin:end])
+        move = self.add_decay((first / (1 - self.beta1**step)).div_(root), weights, segments)
+        lengths, fars = segments.norms(weights, move)
+        for (begin, end), length, far in zip(segments, lengths, fars, strict=True):
             ratio = torch.where((length > 0) & (far > 0), length / far, torch.ones_like(length))
             move[begin:end].mul_(ratio)
         weights.add_(move, alpha=-lr)
 
 
-class DenseLars(DenseOptimizer):
+class DenseLars(DecayingOptimizer):
     """LARS (You, Gitman, Ginsburg 2017): SGD whose rate follows the norms of weights and gradient, by parameter."""
 
     state = frozenset({"velocity"})
-    whole = True
+    whole = by_norms = True
 
     kind: Literal["lars"]
     """LARS."""
@@ -298,24 +409,31 @@ class DenseLars(DenseOptimizer):
     """Weight decay: its product with the weights is added to the gradient."""
     trust: Positive = 0.001
     """Length of a step as a share of the norm of the weights."""
+    epsilon: NotNegative = 0.0
+    """Added to the norms by which the local rate is divided."""
+
+    later = frozenset({"epsilon", "no_decay"})
 
     @override
     def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
         """Algorithm 1 of the paper, with the momentum of the scaled steps.
 
-        The local rate of a parameter is trust * |w| / (|g| + weight_decay * |w|), and 1 where that has no meaning.
+        The local rate of a parameter is trust * |w| / (|g| + weight_decay * |w| + epsilon), and 1 where that has no
+        meaning.
         """
         import torch
 
         if not state:
             state["velocity"] = torch.zeros_like(weights)
         velocity = state["velocity"].mul_(self.momentum)
-        for begin, end in segments:
+        lengths, slopes = segments.norms(weights, gradient)
+        names = segments.names or ("",) * len(segments)
+        for (begin, end), name, length, slope in zip(segments, names, lengths, slopes, strict=True):
             own, grad = weights[begin:end], gradient[begin:end]
-            length, slope = torch.linalg.vector_norm(own), torch.linalg.vector_norm(grad)
-            local = self.trust * length / (slope + self.weight_decay * length)
+            decay = self.weight_decay if self.decays(name) else 0.0
+            local = self.trust * length / (slope + decay * length + self.epsilon)
             local = torch.where((length > 0) & (slope > 0), local, torch.ones_like(local))
-            velocity[begin:end].add_((grad + self.weight_decay * own) * (lr * local))
+            velocity[begin:end].add_((grad + decay * own) * (lr * local))
         weights.sub_(velocity)
 
 
@@ -333,10 +451,15 @@ def _learn_adam(
     gradient: "Tensor",
     state: "State",
     lr: float,
+    segments: Segments,
+    *,
+    decoupled: bool,
 ) -> None:
     """As torch's class, fused. `function`: torch's."""
     if not state:
         state |= _moments(weights)
+    if own.no_decay:
+        gradient = own.prepared(gradient, weights, lr, segments, decoupled=decoupled)
     function(
         [weights],
         [gradient],
@@ -350,7 +473,7 @@ def _learn_adam(
         beta1=own.beta1,
         beta2=own.beta2,
         lr=lr,
-        weight_decay=own.weight_decay,
+        weight_decay=0.0 if own.no_decay else own.weight_decay,
         eps=own.epsilon,
         maximize=False,
     )

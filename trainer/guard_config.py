@@ -1,16 +1,17 @@
-"""The section `guards` of a job spec, and the rollback of a stream of exports: when a job holds back what it learnt.
+"""The section `guards` of a job spec, the rollback of a stream of exports, and its gates: when a job holds back what it
+learnt.
 
-trainer.rank0.slot_guards and trainer.exports.rollback decide by them.
+trainer.rank0.slot_guards, trainer.exports.rollback and trainer.exports.gates decide by them.
 """
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from headrace.config import Count, PositiveCount, Section
-from headrace.pserver.config import NotNegative, Positive
+from headrace.config import Count, NotNegative, Positive, PositiveCount, PositiveDuration, Section
 from headrace.text_kinds import TextKind
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -91,3 +92,69 @@ class RollbackSection(Section):
     """For how many closes in a row it is so before the rollback, and for how many it is not so before its end."""
     reference: int = Field(default=24, ge=3, le=1000)
     """Number of closes for the median; closes at which the metric had fallen are left out."""
+
+
+class EvaluatorGate(Section):
+    """Limits of what the evaluator measured of an exported version, for every task that has the measure."""
+
+    auc_min: Share | None = None
+    """Lowest AUC."""
+    gauc_min: Share | None = None
+    """Lowest mean AUC of groups."""
+    logloss_max: Positive | None = None
+    """Highest log loss."""
+    calibration: tuple[NotNegative, NotNegative] | None = None
+    """Lowest and highest mean prediction / mean label."""
+    wait: PositiveDuration = 600.0
+    """How long an export waits for the score of its version, beside its `deadline`. Without one it fails the gate."""
+
+    @model_validator(mode="after")
+    def _compares(self) -> "EvaluatorGate":
+        if not self.limits():
+            raise ValueError("compares nothing; set one of auc_min, gauc_min, logloss_max, calibration")
+        if self.calibration is not None and self.calibration[0] > self.calibration[1]:
+            least, greatest = self.calibration
+            raise ValueError(f"calibration: {least:g} is above {greatest:g}, so no export would pass")
+        return self
+
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """By measure: the lowest and the highest value that pass."""
+        low, high = self.calibration or (0.0, math.inf)
+        all_ = {
+            "auc": (self.auc_min, math.inf),
+            "gauc": (self.gauc_min, math.inf),
+            "logloss": (None if self.logloss_max is None else -math.inf, self.logloss_max or math.inf),
+            "calibration": (None if self.calibration is None else low, high),
+        }
+        return {measure: (least, most) for measure, (least, most) in all_.items() if least is not None}
+
+
+class GatesSection(Section):
+    """Checks before `current.json` points to an export. One that fails stays on disk and raises an alarm."""
+
+    min_auc: float | None = Field(default=None, ge=0, le=1)
+    """Lowest AUC of the window, for every task that has one."""
+    calibration: tuple[NotNegative, NotNegative] | None = None
+    """Lowest and highest mean prediction / mean label of the window, for every task that has one."""
+    min_rows: Count | None = None
+    """Fewest rows of the model at this version."""
+    max_row_change: Positive | None = None
+    """Largest change of the number of rows against the current export, as a fraction of its rows."""
+    max_norm: Positive | None = None
+    """Largest root mean square of the exported weights, per table."""
+    max_clicks_unmatched: Positive | None = None
+    """Largest share of recent clicks that find no impression (`[join]`)."""
+    golden: bool = True
+    """Whether the exported model must reproduce the golden predictions: within 1e-5 in float32."""
+    guards: bool = True
+    """Whether an export fails while a slot is outside bounds of `guards` whose action is "hold"."""
+    evaluator: EvaluatorGate | None = None
+    """Limits of what the evaluator (section `evaluator`) measured of this version; the export waits for its score."""
+
+    @field_validator("calibration")
+    @classmethod
+    def _in_order(cls, calibration: tuple[float, float] | None) -> tuple[float, float] | None:
+        if calibration is not None and calibration[0] > calibration[1]:
+            least, greatest = calibration
+            raise ValueError(f"the lowest, {least:g}, is above the highest, {greatest:g}: no export would pass")
+        return calibration

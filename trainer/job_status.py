@@ -112,6 +112,8 @@ class TableStatus(Struct, frozen=True, kw_only=True):
     bytes_by_slot: Annotated[
         Counts, gauge("headrace_slot_bytes", "A slot's share of its table's memory, by rows", "slot")
     ] = {}
+    frozen: list[str] = []
+    """Slots whose rows do not learn."""
 
 
 class MirrorStatus(Struct, frozen=True, kw_only=True):
@@ -259,6 +261,32 @@ class ExportStatus(Struct, frozen=True, kw_only=True):
     """Unset for a stream that watches no metric."""
 
 
+class EvaluatorStatus(Struct, frozen=True, kw_only=True):
+    """The evaluator: its newest score, and how it fares; of the launcher."""
+
+    version: Annotated[int | None, gauge("headrace_evaluator_version", "The newest version that was scored")] = None
+    commit: str = ""
+    at: str = ""
+    """When it was scored, in UTC."""
+    samples: int | None = None
+    tasks: Annotated[
+        Measures,
+        _measure("evaluator", "auc", "AUC of the newest scored version, on the evaluator's events"),
+        _measure("evaluator", "gauc", "Mean AUC of groups of the newest scored version, on the evaluator's events"),
+        _measure("evaluator", "logloss", "Log loss of the newest scored version, on the evaluator's events"),
+        _measure("evaluator", "calibration", "Mean prediction divided by mean label of the newest scored version"),
+    ] = {}
+    error: str = ""
+    """Why that version cannot be scored."""
+    scored: int = 0
+    """Versions that have a line."""
+    restarts: Annotated[
+        int, counter("headrace_evaluator_restarts", "Restarts of the evaluator since the launcher was started")
+    ] = 0
+    trouble: str = ""
+    """Why it ends again and again; "" where it does not."""
+
+
 class OperationsStatus(Struct, frozen=True, kw_only=True):
     """Operations, and what decides on them."""
 
@@ -338,6 +366,23 @@ class ResizeStatus(Struct, frozen=True, kw_only=True):
     state: str = ""
     moved: int | None = None
     committed: int | None = None
+
+
+class ElasticStatus(Struct, frozen=True, kw_only=True):
+    """An elastic number of trainers."""
+
+    min: int = 1
+    max: Annotated[int, gauge("headrace_elastic_max_trainers", "Most trainers, where their number is elastic")] = 1
+    """The bound of the job file, or the lower one of a resize."""
+    present: Annotated[int, gauge("headrace_elastic_trainers", "Trainers that run, where their number is elastic")] = 0
+    """0 while the job waits for workers."""
+    spares: Annotated[int, gauge("headrace_elastic_spares", "Workers without a place, which stand by")] = 0
+    waits: str = ""
+    """The change that is to come, or what is waited for; empty while nothing is to change."""
+    for_s: float = 0.0
+    """For how long it has waited for that."""
+    fewer: str = ""
+    """Why the job went on with fewer trainers, until it has more again."""
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -423,10 +468,13 @@ class Status(Struct, frozen=True, kw_only=True):
     # Workers
 
     workers: Counts = {}
-    """Running "trainers" and "shards"."""
+    """Running "trainers" and "shards", and "readers" where there are any."""
     resizing: ResizeStatus | None = None
+    elastic: ElasticStatus | None = None
     unrenewed: dict[str, str] = {}
     """By worker, since when its certificate should have been renewed; of the launcher."""
+    lost: dict[str, str] = {}
+    """By reader, how it ended, where the job goes on without it; of the launcher."""
     links: Annotated[
         dict[str, dict[str, dict[str, Number]]],
         _carried("sent_bytes", "sent", "wire"),
@@ -473,6 +521,8 @@ class Status(Struct, frozen=True, kw_only=True):
     """Patterns of sources that match no file."""
     overrides: dict[str, Any] = {}
     """Settings changed while it ran."""
+    evaluator: EvaluatorStatus | None = None
+    """None: the job has none."""
     operations: OperationsStatus = OperationsStatus()
 
     metrics: MetricsStatus = MetricsStatus()

@@ -25,7 +25,7 @@ RESERVED = frozenset(
     {
         *("count", "mean_label", "mean_prediction", "calibration", "mae", "mse", "rmse", "not_finite", "clamped"),
         *("auc", "auc_error", "gauc", "gauc_groups", "logloss", "normalized_entropy", "acc"),
-        *("group_calibration_error", "slices"),
+        *("group_calibration_error", "reliability", "slices"),
     }
 )
 """Names in reports that no other metric may have."""

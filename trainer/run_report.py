@@ -6,6 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headrace.trainer.job_status import (
     Counts,
+    EvaluatorStatus,
     HeldShrink,
     Measures,
     Number,
@@ -66,6 +67,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     links: dict[str, dict[str, dict[str, Number]]] = {}
     waits: RankWaits | None = None
     straggler: StragglerStatus | None = None
+    evaluator: EvaluatorStatus | None = None
+    """Of the launcher; None: the job has no evaluator."""
     staleness_steps: dict[str, dict[str, Number]] = {}
     digest: str = ""
     """Hash over all rows, dense weights and optimizer state."""

@@ -40,12 +40,12 @@ class FeatureDocument(Section):
 
 
 def describe_features(pipe: AnyPipe, schema: Schema) -> dict[str, Any] | None:
-    """The description of a job's features; None if a command makes them, or if a slot has statistics of rows, which no
-    server fills. Labels and other meta slots are left out, and what the job fills, which no event has.
+    """The description of a job's features; None if a command makes them. Labels and other meta slots are left
+    out, and what the job fills, which no event has.
 
     Events that are served are JSON, also those of a job that reads Avro or Protobuf: fields, not bytes, make features.
     """
-    if not isinstance(pipe, ColumnsPipe) or schema.statistics:
+    if not isinstance(pipe, ColumnsPipe):
         return None
     slots = [slot for slot in schema.emitted.slots if slot.kind is not SlotKind.META]
     entries = [slot.entry.model_copy(update={"name": slot.name, "names": ()}) for slot in slots]

@@ -27,10 +27,11 @@ import pyarrow.compute
 from headrace import documents
 from headrace.dataset.loader.kept_segments import KeptSegment
 from headrace.dataset.pipe.segment_work import PipeOutput
-from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.samples.sample_columns import columns_of, file_of, samples_of
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.config import AnyPipe, SlotKind
+from headrace.dataset.spec.config import AnyPipe
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Segment
@@ -137,13 +138,8 @@ class KeptFiles:
             "counters": [_text(outcome.counters.sums_SK.tobytes()), _text(outcome.counters.registers_SR.tobytes())],
         }
         blocks = [block for block in outcome.blocks if len(block)]
-        columns = _columns(Samples.concat(blocks)) if blocks else {}
-        table = pa.RecordBatch.from_pydict(columns or {"event": pa.array([], pa.int64())})
-        table = table.replace_schema_metadata({FACTS: json.dumps(facts).encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_batch(table)
-        return bytes(sink.getvalue())
+        columns = columns_of(Samples.concat(blocks)) if blocks else {}
+        return file_of(columns, {FACTS: json.dumps(facts).encode()})
 
     def _loaded(self, segment: Segment, metadata: Mapping[bytes, bytes], batch: pa.RecordBatch) -> KeptSegment | None:
         facts = _facts(metadata)
@@ -155,7 +151,7 @@ class KeptFiles:
             or any(facts["slots"].get(name) != each for name, each in self._slots.items())
         ):
             return None
-        blocks = [_samples(batch, self._schema)] if batch.num_rows else []
+        blocks = [samples_of(batch, self._schema)] if batch.num_rows else []
         rejections = [_rejection_of(each) for each in facts["rejections"]]
         outcome = PipeOutput(_counters(facts, self._schema, blocks), blocks, rejections, facts["num_judged"])
         return KeptSegment(end, facts["num_events"], facts["left_out"], outcome, bare=True)
@@ -166,48 +162,6 @@ def described(slot: Slot, schema: Schema) -> str:
     entry = slot.entry.model_dump(mode="json", exclude=OF_MODELS)
     crossed = [described(schema.by_name[name], schema) for name in slot.entry.cross if name in schema.by_name]
     return json.dumps([entry, crossed], sort_keys=True)
-
-
-def _columns(samples: Samples) -> dict[str, pa.Array]:
-    """The columns of a file: "event", "time", and a prefix before the names of slots."""
-    columns = {"event": pa.array(samples.event_B), "time": pa.array(samples.time_s_B)}
-    for name, column in samples.sparse.items():
-        offsets = pa.array(column.offset_B1)
-        columns[f"sparse/{name}"] = pa.LargeListArray.from_arrays(offsets, pa.array(column.values_N))
-        if column.weights_N is not None:
-            columns[f"weights/{name}"] = pa.LargeListArray.from_arrays(offsets, pa.array(column.weights_N))
-    for name, values in samples.dense.items():
-        columns[f"dense/{name}"] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    for name, meta in samples.meta.items():
-        columns[f"meta/{name}"] = pa.array(meta, pa.utf8()) if meta.dtype == np.object_ else pa.array(meta)
-    return columns
-
-
-def _samples(batch: pa.RecordBatch, schema: Schema) -> Samples:
-    """The inverse of `_columns`, with the slots of `schema`."""
-    sparse: dict[str, Ragged] = {}
-    dense: dict[str, Any] = {}
-    meta: dict[str, Any] = {}
-    for slot in schema.slots:
-        match slot.kind:
-            case SlotKind.SPARSE:
-                lists = batch.column(f"sparse/{slot.name}")
-                weights_N = batch.column(f"weights/{slot.name}").values.to_numpy() if slot.sparse.weighted else None
-                sparse[slot.name] = Ragged(lists.values.to_numpy(), lists.offsets.to_numpy().copy(), weights_N)
-            case SlotKind.DENSE:
-                column = batch.column(f"dense/{slot.name}")
-                dense[slot.name] = column.values.to_numpy().reshape(len(column), -1)
-            case SlotKind.META:
-                meta[slot.name] = _meta(batch.column(f"meta/{slot.name}"))
-    return Samples(sparse, dense, meta, batch.column("event").to_numpy(), batch.column("time").to_numpy())
-
-
-def _meta(column: pa.Array) -> Any:
-    if not pa.types.is_string(column.type):
-        return column.to_numpy()
-    texts = np.empty(len(column), object)
-    texts[:] = column.to_pylist()
-    return texts
 
 
 def _counters(facts: Mapping[str, Any], schema: Schema, blocks: Sequence[Samples]) -> SlotCounters:

@@ -5,7 +5,7 @@ epochs have other numbers. It does not depend on the number of trainers: each ta
 Positions are known when the pass is planned, so no samples travel: every trainer reads the segments of the whole pass
 from the source, and gives only its own events to the pipe.
 
-Shapes: N positions of a segment, E events, B samples.
+Shapes: N positions of a segment, B samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.samples.batch import I64, Samples, cut_batches
-from headrace.dataset.stream.event_values import take_events
-from headrace.dataset.stream.source import Events, Segment
+from headrace.dataset.stream.source import Segment
 from headrace.key_kernels import keys_of
 from headrace.seeds import derive
 
@@ -75,12 +74,12 @@ class PassShuffle:
         self.is_whole = self._end - self._first == num
         """Whether this trainer has all events of the pass."""
 
-    def own(self, segment: Segment, events: Events) -> Events:
-        """The trainer's events among those of a segment, or of a part of it."""
+    def own(self, segment: Segment) -> NDArray[np.bool_] | None:
+        """(N,) the trainer's positions among those of a segment, or of a part of it; None: it has all."""
         if self.is_whole:
-            return events
-        place_E = self._places_of(segment, events.position_E)
-        return take_events(events, np.flatnonzero((place_E >= self._first) & (place_E < self._end)))
+            return None
+        place_N = self._places_of(segment, np.arange(segment.begin, segment.end))
+        return (place_N >= self._first) & (place_N < self._end)
 
     def placed(self, segment: Segment, samples: Samples) -> Samples:
         """Samples of a segment with their events' places in the shuffled order, in place of positions."""

@@ -1,16 +1,14 @@
-"""Combines a source and a pipe command: takes the segments of a pass, yields blocks of samples.
+"""Takes the segments of a pass, yields blocks of samples.
 
-`dataset.stream.source` gives events, `dataset.pipe` makes samples of them. This module handles rejected events as the
-spec says, and counts everything. The trainer decides which segments make a pass.
+`dataset.loader.segment_parts` gives events of the source to the pipe, here or elsewhere. This module handles rejected
+events as the spec says, and counts everything. The trainer decides which segments make a pass.
 """
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -19,24 +17,10 @@ import numpy as np
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_segments import KeptSegment, KeptSegments
-from headrace.dataset.loader.missing_columns import MissingColumns
 from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
-from headrace.dataset.pipe.arrow_runner import ArrowRunner
-from headrace.dataset.pipe.columns_runner import ColumnsRunner
-from headrace.dataset.pipe.command import Command, prepare_command
+from headrace.dataset.loader.segment_parts import EventCuts, Parts, PartsHere, SegmentPart, SourceEvents, make_pool
 from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
-from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
-from headrace.dataset.pipe.pool import PipePool
-from headrace.dataset.pipe.segment_work import (
-    PipeInput,
-    PipeOutput,
-    PipeRunner,
-    SkippedValues,
-    cut_events,
-    reject_early,
-    split_segment,
-)
-from headrace.dataset.pipe.time_window import TimeWindow
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, split_segment
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import RejectedSample, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
@@ -44,63 +28,16 @@ from headrace.dataset.sources.event_time import untimed_words
 from headrace.dataset.spec.config import (
     READ_AHEAD_BYTES,
     AnyPipe,
-    ColumnsPipe,
-    EventTime,
     OnBadEvent,
-    PipeSection,
-    Protocol,
     SourceSection,
 )
 from headrace.dataset.spec.epochs import split_epoch
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import SourceSet, check_event_time
-from headrace.dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
-from headrace.dataset.stream.event_values import take_events
-from headrace.dataset.stream.source import Events, Segment, Source
-from headrace.deadline import Deadline
-from headrace.timeline import Span, span
-
-READ_S = 30.0
-"""Longest silence of a source before it counts as unavailable."""
-AWAY_WAIT_S = 1.0
-"""Pause before an unavailable source is tried again."""
-
-PARTS_OF_MEMORY = 8
-"""Share of the memory that the events of the parts in the pipe take: their samples, and copies on the way, need more.
-The pool holds one part for each process, and one more."""
+from headrace.dataset.stream.errors import BadEvent, SourceGap
+from headrace.dataset.stream.source import Segment, Source
 
 log = logging.getLogger(__name__)
-
-
-def make_runner(
-    command: Command, pipe: PipeSection, schema: Schema, event_time: EventTime, masks: Mapping[str, str]
-) -> PipeRunner:
-    """A runner of the protocol that the spec names."""
-    match pipe.protocol:
-        case Protocol.MULTISLOT:
-            return MultiSlotRunner(command, pipe.deadline, schema, event_time, masks)
-        case Protocol.ARROW:
-            extra = pipe.extra == "drop"
-            return ArrowRunner(command, pipe.deadline, schema, event_time, masks, pipe.batch_events, extra)
-        case _:
-            assert_never(pipe.protocol)
-
-
-def make_pool(
-    pipe: AnyPipe,
-    schema: Schema,
-    event_time: EventTime,
-    masks: Mapping[str, str],
-    folder: Path,
-    spec: Path | None,
-    max_outage_s: float,
-) -> PipePool:
-    """The runners of a pipe. Raises SpecError."""
-    if isinstance(pipe, ColumnsPipe):
-        runner = partial(ColumnsRunner, pipe, schema, event_time, masks, folder, max_outage_s)
-        return PipePool(None, runner, pipe.processes, 1)
-    command = prepare_command(pipe, schema, folder, spec)
-    return PipePool(command, partial(make_runner, command, pipe, schema, event_time, masks), pipe.processes, pipe.tries)
 
 
 class SegmentReader:
@@ -126,27 +63,28 @@ class SegmentReader:
         kept: KeptSegments | None = None,
         shuffles: RankShare | None = None,
         labels: Sequence[LabelBounds] = (),
+        parts: Parts | None = None,
     ) -> None:
         """`memory`: about the most bytes of events and samples in the pipe. `kept`: takes samples that are read again.
         `shuffles`: each pass is shuffled, `read` gets the segments of all
-        trainers, and this trainer takes its share. `labels`: events with others are rejected."""
+        trainers, and this trainer takes its share. `labels`: events with others are rejected. `parts`: run the pipe
+        elsewhere."""
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
             path = f"sources.{name}.event_time" if name else "event_time"
             check_event_time(section.event_time, pipe.traced, schema, path)
-        self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
-        self._source, self._pipe, self._schema = source, pipe, schema
-        self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
+        self._source, self._pipe, self._schema, self._dead_letters = source, pipe, schema, dead_letters
         self._kept, self._shuffles, self._labels = kept, shuffles, labels
-        self._max_part_bytes = max(1, memory // PARTS_OF_MEMORY // (pipe.processes + 1))
-        self._missing = MissingColumns(pipe, schema)
         self._num_timed = self._num_untimed = 0
         self._tell_untimed_at = 1
         self._blocks: list[tuple[Segment, int]] = []
         """Of the last pass that was read and not shuffled: the segment of each block, and the lines before it."""
         self._stopping = threading.Event()
-        event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
-        self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec, max_outage_s)
+        self._events = SourceEvents(source, max_outage_s, self._stopping)
+        if parts is None:
+            pool = make_pool(pipe, schema, self._sections, masks or {}, folder, spec, max_outage_s)
+            parts = PartsHere(self._events, EventCuts(self._sections, pipe, schema, memory), pool)
+        self._parts = parts
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """Samples of the segments in order. Raises PipeFailed, BadEvent, and what the source raises."""
@@ -208,7 +146,7 @@ class SegmentReader:
         for segment, positions in wanted.items():
             part = replace(segment, begin=min(positions), end=max(positions) + 1)
             try:
-                for events in self._events(pass_number, part):
+                for events in self._events.read(pass_number, part):
                     at_E = np.flatnonzero(np.isin(events.position_E, positions)).tolist()
                     values = ((int(events.position_E[at]), events.value(at)) for at in at_E)
                     found.update({(part.partition, at): data for at, data in values if data is not None})
@@ -243,7 +181,8 @@ class SegmentReader:
         """The results of the segments in order, in parts of them: as they were kept, or through the pipe."""
         parts = [part for segment in segments for part in split_segment(segment, self._pipe.processes)]
         if self._kept is None or (shuffle is not None and not shuffle.is_whole):
-            yield from self._pool.run(self._works(pass_number, parts, tally, shuffle))
+            own = [SegmentPart(part, None if shuffle is None else shuffle.own(part)) for part in parts]
+            yield from self._parts.run(pass_number, own, tally)
             return
         waiting: list[Segment] = []
         for part in parts:
@@ -264,8 +203,9 @@ class SegmentReader:
         """Rejections with details and events: of the rejected events alone, through the pipe again."""
         positions = [each.offset for each in rejections]
         part = replace(segment, begin=min(positions), end=max(positions) + 1)
+        own_N = np.isin(np.arange(part.begin, part.end), positions)
         try:
-            outcomes = list(self._pool.run(self._works_of(pass_number, part, None, only=positions)))
+            outcomes = list(self._parts.run(pass_number, [SegmentPart(part, own_N)], PassTally()))
         except SourceGap as error:
             log.warning("dead letters of pass %d have no bytes: %s", pass_number, error)
             return list(rejections)
@@ -281,7 +221,7 @@ class SegmentReader:
     ) -> Iterator[tuple[PipeInput, PipeOutput]]:
         """The results of parts through the pipe, which are then kept."""
         left = deque(parts)
-        for work, outcome in self._pool.run(self._works(pass_number, parts, tally, None)):
+        for work, outcome in self._parts.run(pass_number, [SegmentPart(part) for part in parts], tally):
             segment = replace(work.segment, end=left[0].end)
             kept.keep(segment, KeptSegment.of(work, outcome), again=again[segment.partition])
             yield work, outcome
@@ -291,74 +231,10 @@ class SegmentReader:
     def close(self) -> None:
         """End the processes, the source, and a `read` in progress. May be called twice."""
         self._stopping.set()
-        self._pool.close()
+        self._parts.close()
         self._source.close()
         if self._dead_letters is not None:
             self._dead_letters.close()
-
-    def _works(
-        self, pass_number: int, parts: Sequence[Segment], tally: PassTally, shuffle: PassShuffle | None
-    ) -> Iterator[PipeInput]:
-        for part in parts:
-            works = self._works_of(pass_number, part, shuffle)
-            while True:
-                begin_s = time.monotonic()
-                with span(Span.READING):
-                    work = next(works, None)
-                tally.source_s += time.monotonic() - begin_s
-                if work is None:
-                    break
-                yield work
-
-    def _works_of(
-        self, pass_number: int, segment: Segment, shuffle: PassShuffle | None, only: Sequence[int] | None = None
-    ) -> Iterator[PipeInput]:
-        """A segment in parts of limited bytes. `only`: the positions that are read, in place of all."""
-        name = self._sections.name_of(segment.partition)
-        section = self._sections.sections[name]
-        events: Iterable[Events] = self._events(pass_number, segment)
-        if shuffle is not None:
-            events = (shuffle.own(segment, block) for block in events)
-        if only is not None:
-            events = (take_events(block, np.flatnonzero(np.isin(block.position_E, only))) for block in events)
-        for part, blocks in cut_events(segment, events, self._max_part_bytes):
-            work = reject_early(
-                part,
-                blocks,
-                section.max_event_bytes,
-                lines=not self._pipe.traced,
-                window=self._windows[name],
-                event_time=section.event_time,
-                skipped=SkippedValues.of(section),
-            )
-            self._missing.look(name, section, work)
-            yield work
-
-    def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
-        """The events of a segment. Waits while the source is unavailable, and logs it."""
-        away_since_s: float | None = None
-        while segment.begin < segment.end:
-            try:
-                for events in self._source.read(segment, Deadline.after(READ_S)):
-                    if away_since_s is not None:
-                        log.info("%s is back after %.0f s", segment.partition, time.monotonic() - away_since_s)
-                        away_since_s = None
-                    if len(events):
-                        segment = replace(segment, begin=int(events.position_E[-1]) + 1)
-                    yield events
-                return
-            except SourceGap as error:
-                raise SourceGap(
-                    f"pass {pass_number} is planned with positions {segment.begin} to {segment.end} of "
-                    f"{segment.partition}, and they cannot be read: {error}. If they are lost, skip them with "
-                    f"`headrace skip`"
-                ) from error
-            except SourceUnavailable as error:
-                now_s = time.monotonic()
-                away_since_s = now_s if away_since_s is None else away_since_s
-                if now_s - away_since_s >= self._max_outage_s or self._stopping.wait(AWAY_WAIT_S):
-                    raise
-                log.warning("waiting for %s: %s", segment.partition, error)
 
     def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
         self._tell_untimed(work, outcome)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class PipePool:
-    """`processes` runners of one command, or of a pipe without one. Call `run` from one thread, `close` from any."""
+    """`processes` runners of one command, or of a pipe without one. Any thread."""
 
     def __init__(self, command: Command | None, make: Callable[[], PipeRunner], processes: int, tries: int) -> None:
         self._command, self._tries = command, tries
@@ -32,13 +32,18 @@ class PipePool:
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="pipe")
         self._closed = False
 
-    def run(self, works: Iterable[PipeInput]) -> Iterator[tuple[PipeInput, PipeOutput]]:
-        """The outcomes in the order of `works`, at most `processes` + 1 of which are in memory. Raises PipeFailed."""
+    def run(
+        self, works: Iterable[PipeInput], max_in_memory: int | None = None
+    ) -> Iterator[tuple[PipeInput, PipeOutput]]:
+        """The outcomes in the order of `works`, at most `max_in_memory` (`processes` + 1) of which are in memory.
+
+        Raises PipeFailed."""
+        max_in_memory = max_in_memory or len(self._runners) + 1
         in_flight: deque[tuple[PipeInput, Future[PipeOutput]]] = deque()
         try:
             for work in works:
                 in_flight.append((work, self._submit(work)))
-                if len(in_flight) > len(self._runners):
+                if len(in_flight) >= max_in_memory:
                     done, future = in_flight.popleft()
                     yield done, future.result()
             while in_flight:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 from headrace.blob.blob_errors import BlobChanged, BlobUnavailable
-from headrace.blob.s3 import S3Blobs
+from headrace.blob.bucket import open_bucket
 from headrace.blob.store_address import StoreAddress
 from headrace.dataset.sources.source_file import FileLook
 from headrace.dataset.spec.path_pattern import Pattern
@@ -37,7 +37,7 @@ class BucketTree:
         """Connect. Raises SourceUnavailable where the bucket cannot be seen in time."""
         self._address, self._deadline = address, deadline
         try:
-            self._blobs = S3Blobs.open(address, "source", deadline)
+            self._blobs = open_bucket(address, "source", deadline)
         except BlobUnavailable as error:
             raise SourceUnavailable(str(error)) from error
         self._listed: dict[str, dict[str, int]] = {}  # by the folder that was listed

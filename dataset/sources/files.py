@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, assert_never
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from headrace.blob.store_address import StoreKind, parse
+from headrace.blob.store_address import BUCKET_FORMS, other_scheme, parse_bucket
 from headrace.config import Duration
 from headrace.dataset.sources.event_file import EventFile
 from headrace.dataset.sources.file_order import FileOrder
@@ -76,8 +76,8 @@ class FilesSource(RecordedSource):
     """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`. Wildcards skip names that begin with
     "." or "_", such as "_temporary": write these out. "_day=7" is a folder like others."""
     root: str | None = Field(default=None, max_length=4096)
-    """Where `paths` begin, if the files are in an object store: "s3://bucket/prefix", with options and credentials as
-    for `store.mirror`. Unset: the spec's folder."""
+    """Where `paths` begin, if the files are in an object store: its address, with options and credentials as for
+    `store.mirror`. Unset: the spec's folder."""
     format: FileFormat = FileFormat.LINES
     """"lines": each line is an event; "parquet": each row is one, as JSON text."""
     columns: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
@@ -103,9 +103,21 @@ class FilesSource(RecordedSource):
     @field_validator("root")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
-        if value is not None and parse(value).kind is not StoreKind.S3:
-            raise ValueError('is not the address of an object store, "s3://bucket/prefix"; write folders in paths')
+        if value is not None and ("://" not in value or value.startswith("file:")):
+            raise ValueError(f"is not the address of an object store, one of {BUCKET_FORMS}; write folders in paths")
+        if value is not None:
+            parse_bucket(value)
         return value
+
+    @field_validator("paths")
+    @classmethod
+    def _are_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for number, path in enumerate(paths):
+            if "://" in path:
+                local = path.startswith("file:")
+                advice = other_scheme(path) or ("write the path alone" if local else "write its beginning as root")
+                raise ValueError(f'{number}, "{path}", is an address, not a path: {advice}')
+        return paths
 
     @model_validator(mode="after")
     def _fits_format(self) -> "FilesSource":
@@ -186,7 +198,7 @@ class FilesSource(RecordedSource):
     @override
     def not_in_pods(self) -> Iterable[tuple[str, str]]:
         if self.root is None:
-            yield "root", "is not set: a pod has no such files; keep them in an object store"
+            yield "paths", "are not in a pod: set root, to an object store, or put the files on a volume of --pods"
 
 
 class FileStream:
@@ -395,4 +407,4 @@ def open_tree(root: str | None, folder: Path, deadline: Deadline) -> FileTree:
         return LocalTree(folder)
     from headrace.dataset.sources.bucket_files import BucketTree
 
-    return BucketTree(parse(root), deadline)
+    return BucketTree(parse_bucket(root), deadline)

@@ -1,17 +1,15 @@
 """Blobs in a folder of this machine: a file each, synced, then renamed to its name."""
 
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.blob.blob_errors import BlobUnwritable
-from headrace.blob.blob_retry import Retries
-from headrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes, whole
+from headrace.blob.blob_store import UNFINISHED, BlobStore, hash_tag, torn_bytes
 from headrace.blob.blob_writer import BlobWriter, open_writer
 from headrace.blob.store_address import StoreAddress
 from headrace.deadline import Deadline
@@ -25,41 +23,37 @@ MAX_LINE_BYTES = 64 << 10
 ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
-class FolderBlobs:
+class FolderBlobs(BlobStore):
     """Reads that fail are repeated; a write that fails is BlobUnwritable at once."""
 
-    def __init__(self, address: StoreAddress, role: str = "files in") -> None:
-        self._address, self._root, self._name = address, Path(address.root), f"{role} {address.text}"
-        self._retries = Retries(self._name, (OSError,), str)
-
-    @property
-    def address(self) -> StoreAddress:
-        return self._address
-
-    def give_up(self) -> None:
-        self._retries.give_up()
+    def __init__(self, address: StoreAddress, role: str) -> None:
+        super().__init__(address, role, (OSError,))
+        self._root = Path(address.root)
 
     def url(self, key: str) -> str:
         """A path, also where the address is a URI."""
         return str(self._root / key)
 
-    def sizes(self, folder: str, deadline: Deadline) -> dict[str, int]:
-        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
-        return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
+    def _list(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes: dict[str, int] = {}
+        folders: list[str] = []
+        at = self._at(folder)
+        for path in sorted(at.iterdir()) if at.is_dir() else ():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if path.is_dir():
+                    folders.append(path.name)
+                else:
+                    sizes[path.name] = path.stat().st_size
+        return sizes, folders
 
-    def folders(self, folder: str, deadline: Deadline) -> list[str]:
-        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
-        return [name for name, num_bytes in found.items() if num_bytes is None]
-
-    def get(self, key: str, max_bytes: int, deadline: Deadline) -> bytes | None:
-        def read() -> bytes | None:
-            try:
-                with self._at(key).open("rb") as file:
-                    return file.read(max_bytes)
-            except ABSENT:
-                return None
-
-        return self._retries.run(f"reading {key}", read, deadline)
+    @contextmanager
+    def _content(self, key: str, piece_bytes: int) -> Iterator[tuple[Iterable[bytes], None]]:
+        try:
+            file = self._at(key).open("rb")
+        except NotADirectoryError as error:
+            raise FileNotFoundError(key) from error
+        with file:
+            yield iter(lambda: file.read(piece_bytes), b""), None
 
     def tail(self, key: str, max_bytes: int, deadline: Deadline) -> bytes:
         def read() -> bytes:
@@ -70,18 +64,6 @@ class FolderBlobs:
 
         return self._retries.run(f"reading {key}", read, deadline)
 
-    def download(self, key: str, path: Path, deadline: Deadline) -> tuple[str, int]:
-        def copy() -> tuple[str, int]:
-            total = hashlib.sha256()
-            with self._at(key).open("rb") as source, open_writer(path) as target:
-                while chunk := source.read(CHUNK_BYTES):
-                    self._retries.check(f"reading {key}", deadline)
-                    total.update(chunk)
-                    target.write(chunk)
-            return total.hexdigest(), target.num_bytes
-
-        return self._retries.run(f"reading {key}", copy, deadline)
-
     def local(self, key: str, scratch: Path, deadline: Deadline) -> Path:
         """The blob's own file."""
         found = self._at(key)
@@ -89,62 +71,40 @@ class FolderBlobs:
             raise FileNotFoundError(key)
         return found
 
-    def put(self, key: str, chunks: Chunks, deadline: Deadline) -> None:
-        """1. Write the content under a name of this call alone. 2. Sync it. 3. Rename it: the blob exists. 4. Sync its
-        folder.
-        """
-        path = self._at(key)
-        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
-        self._retries.check(f"writing {key}", deadline)
-        with self._writing(path):
-            _make_folder(path.parent)
-            try:
-                with REAL.create(unfinished) as file:
-                    for chunk in chunks():
-                        self._retries.check(f"writing {key}", deadline)
-                        REAL.append(file, chunk)  # 1
-                    REAL.sync(file)  # 2
-                REAL.rename(unfinished, path)  # 3
-                REAL.sync_folder(path.parent)  # 4
-            finally:
-                unfinished.unlink(missing_ok=True)
+    def _write(self, key: str, pieces: Iterator[bytes]) -> None:
+        self._place(self._at(key), pieces, REAL.rename)
 
-    def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
-        """Written under a name of this call alone, synced, then linked to its own."""
+    def _write_if(self, key: str, content: bytes, tag: str | None) -> bool:
+        """A link fails where the name is taken; a content is compared and replaced under a lock of its folder."""
         path = self._at(key)
+        if tag is None:
+            return self._place(path, iter((content,)), REAL.link)
+        try:
+            with _locked_folder(path.parent):
+                with path.open("rb") as file:
+                    is_same = hash_tag(file.read(MAX_TAGGED_BYTES)) == tag
+                return is_same and self._place(path, iter((content,)), REAL.rename)
+        except ABSENT:
+            return False
+
+    def _place(self, path: Path, pieces: Iterator[bytes], place: Callable[[Path, Path], None]) -> bool:
+        """1. Write the content under a name of this call alone. 2. Sync it. 3. `place` it under its own name: the blob
+        exists, or False where `place` finds another one. 4. Sync its folder.
+        """
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
-        self._retries.check(f"writing {key}", deadline)
         with self._writing(path):
             _make_folder(path.parent)
             try:
                 with REAL.create(unfinished) as file:
-                    REAL.append(file, content)
-                    REAL.sync(file)
-                REAL.link(unfinished, path)
+                    for piece in pieces:
+                        REAL.append(file, piece)  # 1
+                    REAL.sync(file)  # 2
+                place(unfinished, path)  # 3
             except FileExistsError:
                 return False
             finally:
                 unfinished.unlink(missing_ok=True)
-            REAL.sync_folder(path.parent)
-        return True
-
-    def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
-        """A hash of the content."""
-        found = self.get(key, max_bytes, deadline)
-        return None if found is None else (found, hashlib.sha256(found).hexdigest())
-
-    def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
-        """Compared and replaced under a lock of the blob's folder."""
-        if tag is None:
-            return self.put_new(key, content, deadline)
-        folder = self._at(key).parent
-        if not folder.is_dir():
-            return False
-        with self._writing(folder), _locked_folder(folder):
-            found = self.get_tagged(key, MAX_TAGGED_BYTES, deadline)
-            if found is None or found[1] != tag:
-                return False
-            self.put(key, whole(content), deadline)
+            REAL.sync_folder(path.parent)  # 4
         return True
 
     @contextmanager
@@ -173,9 +133,8 @@ class FolderBlobs:
             if is_new:
                 REAL.sync_folder(path.parent)
 
-    def remove(self, key: str, deadline: Deadline) -> None:
+    def _delete(self, key: str) -> None:
         path = self._at(key)
-        self._retries.check(f"removing {key}", deadline)
         with self._writing(path):
             if path.exists():
                 REAL.remove(path)
@@ -212,19 +171,6 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _entries(folder: Path) -> dict[str, int | None]:
-    """Names in a folder, sorted: the size of a file, None for a folder."""
-    if not folder.is_dir():
-        return {}
-    found: dict[str, int | None] = {}
-    for path in sorted(folder.iterdir()):
-        try:
-            found[path.name] = None if path.is_dir() else path.stat().st_size
-        except FileNotFoundError:  # removed meanwhile
-            continue
-    return found
 
 
 def _make_folder(folder: Path) -> None:

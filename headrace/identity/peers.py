@@ -16,6 +16,7 @@ class PeerRole(StrEnum):
     SHARD = "shard"
     TRAINER = "trainer"
     PREDICTOR = "predictor"
+    READER = "reader"
     REPLICA = "replica"
 
 

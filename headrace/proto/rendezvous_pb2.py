@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadrace/proto/rendezvous.proto\x12\x16headrace.rendezvous.v1\"A\n\x06Member\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"v\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x32\n\x04kind\x18\x02 \x01(\x0e\x32$.headrace.rendezvous.v1.Refusal.Kind\"\'\n\x04Kind\x12\t\n\x05NEVER\x10\x00\x12\t\n\x05LATER\x10\x01\x12\t\n\x05WRONG\x10\x02\"\xc2\x01\n\x0bMeetRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x13\n\x0b\x63ollectives\x18\x02 \x01(\t\x12?\n\x06inputs\x18\x03 \x03(\x0b\x32/.headrace.rendezvous.v1.MeetRequest.InputsEntry\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\tMeetReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\x13\n\x0b\x63ollectives\x18\x03 \x01(\t\"R\n\x0f\x41nnounceRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"A\n\rAnnounceReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\"W\n\x0cRenewRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x17\n\x0fsigning_request\x18\x02 \x01(\t\"S\n\nRenewReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\t\"\xa2\x01\n\x05\x41gent\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05world\x18\x05 \x01(\r\x12\x17\n\nlocal_rank\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x63ores\x18\x07 \x01(\r\x12\x0c\n\x04last\x18\x08 \x01(\tB\x07\n\x05_rankB\r\n\x0b_local_rank\"d\n\x0bJoinRequest\x12,\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1d.headrace.rendezvous.v1.Agent\x12\x0e\n\x06leaves\x18\x02 \x01(\x08\x12\x17\n\x0fsigning_request\x18\x03 \x01(\t\"\x88\x02\n\tJoinReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x16\n\x0enode_timeout_s\x18\x02 \x01(\x01\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\x12\r\n\x05waits\x18\x04 \x01(\t\x12;\n\nassignment\x18\x05 \x01(\x0b\x32\".headrace.rendezvous.v1.AssignmentH\x00\x88\x01\x01\x12-\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1b.headrace.rendezvous.v1.EndH\x01\x88\x01\x01\x12\x0e\n\x06secret\x18\x07 \x01(\tB\r\n\x0b_assignmentB\x06\n\x04_end\"\xa1\x01\n\nAssignment\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x11\n\tis_module\x18\x04 \x01(\x08\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\x0c\x12\x11\n\tauthority\x18\x07 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\t\"#\n\x03\x45nd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xad\x01\n\rReportRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x10\n\x08starting\x18\x08 \x01(\x08\x12\x14\n\x0c\x63\x61nnot_start\x18\x04 \x01(\t\x12\r\n\x05lines\x18\x05 \x03(\t\x12\x16\n\texit_code\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04over\x18\x07 \x01(\x08\x42\x0c\n\n_exit_code\"\xa6\x01\n\x0bReportReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x38\n\x05order\x18\x02 \x01(\x0e\x32).headrace.rendezvous.v1.ReportReply.Order\"+\n\x05Order\x12\t\n\x05GO_ON\x10\x00\x12\r\n\tTERMINATE\x10\x01\x12\x08\n\x04KILL\x10\x02\"&\n\x0b\x46\x65\x65\x64Request\x12\x17\n\x0fsigning_request\x18\x01 \x01(\t\"R\n\tFeedReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x13\n\x0b\x61nswer_json\x18\x02 \x01(\x0c\x32\xb1\x03\n\nRendezvous\x12N\n\x04Meet\x12#.headrace.rendezvous.v1.MeetRequest\x1a!.headrace.rendezvous.v1.MeetReply\x12Z\n\x08\x41nnounce\x12\'.headrace.rendezvous.v1.AnnounceRequest\x1a%.headrace.rendezvous.v1.AnnounceReply\x12Q\n\x05Renew\x12$.headrace.rendezvous.v1.RenewRequest\x1a\".headrace.rendezvous.v1.RenewReply\x12N\n\x04Join\x12#.headrace.rendezvous.v1.JoinRequest\x1a!.headrace.rendezvous.v1.JoinReply\x12T\n\x06Report\x12%.headrace.rendezvous.v1.ReportRequest\x1a#.headrace.rendezvous.v1.ReportReply2Z\n\x08Replicas\x12N\n\x04\x46\x65\x65\x64\x12#.headrace.rendezvous.v1.FeedRequest\x1a!.headrace.rendezvous.v1.FeedReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadrace/proto/rendezvous.proto\x12\x16headrace.rendezvous.v1\"A\n\x06Member\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"v\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x32\n\x04kind\x18\x02 \x01(\x0e\x32$.headrace.rendezvous.v1.Refusal.Kind\"\'\n\x04Kind\x12\t\n\x05NEVER\x10\x00\x12\t\n\x05LATER\x10\x01\x12\t\n\x05WRONG\x10\x02\"\xc2\x01\n\x0bMeetRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x13\n\x0b\x63ollectives\x18\x02 \x01(\t\x12?\n\x06inputs\x18\x03 \x03(\x0b\x32/.headrace.rendezvous.v1.MeetRequest.InputsEntry\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\tMeetReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\x13\n\x0b\x63ollectives\x18\x03 \x01(\t\"R\n\x0f\x41nnounceRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"A\n\rAnnounceReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\"M\n\x0b\x46indRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x0e\n\x06worker\x18\x02 \x01(\t\"]\n\tFindReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05times\x18\x03 \x01(\r\"W\n\x0cRenewRequest\x12.\n\x06member\x18\x01 \x01(\x0b\x32\x1e.headrace.rendezvous.v1.Member\x12\x17\n\x0fsigning_request\x18\x02 \x01(\t\"S\n\nRenewReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\t\"\xa2\x01\n\x05\x41gent\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05world\x18\x05 \x01(\r\x12\x17\n\nlocal_rank\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x63ores\x18\x07 \x01(\r\x12\x0c\n\x04last\x18\x08 \x01(\tB\x07\n\x05_rankB\r\n\x0b_local_rank\"d\n\x0bJoinRequest\x12,\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1d.headrace.rendezvous.v1.Agent\x12\x0e\n\x06leaves\x18\x02 \x01(\x08\x12\x17\n\x0fsigning_request\x18\x03 \x01(\t\"\x88\x02\n\tJoinReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x16\n\x0enode_timeout_s\x18\x02 \x01(\x01\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\x12\r\n\x05waits\x18\x04 \x01(\t\x12;\n\nassignment\x18\x05 \x01(\x0b\x32\".headrace.rendezvous.v1.AssignmentH\x00\x88\x01\x01\x12-\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1b.headrace.rendezvous.v1.EndH\x01\x88\x01\x01\x12\x0e\n\x06secret\x18\x07 \x01(\tB\r\n\x0b_assignmentB\x06\n\x04_end\"\xa1\x01\n\nAssignment\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x11\n\tis_module\x18\x04 \x01(\x08\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\x0c\x12\x11\n\tauthority\x18\x07 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\t\"#\n\x03\x45nd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xad\x01\n\rReportRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x10\n\x08starting\x18\x08 \x01(\x08\x12\x14\n\x0c\x63\x61nnot_start\x18\x04 \x01(\t\x12\r\n\x05lines\x18\x05 \x03(\t\x12\x16\n\texit_code\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04over\x18\x07 \x01(\x08\x42\x0c\n\n_exit_code\"\xa6\x01\n\x0bReportReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x38\n\x05order\x18\x02 \x01(\x0e\x32).headrace.rendezvous.v1.ReportReply.Order\"+\n\x05Order\x12\t\n\x05GO_ON\x10\x00\x12\r\n\tTERMINATE\x10\x01\x12\x08\n\x04KILL\x10\x02\"&\n\x0b\x46\x65\x65\x64Request\x12\x17\n\x0fsigning_request\x18\x01 \x01(\t\"R\n\tFeedReply\x12\x30\n\x07refusal\x18\x01 \x01(\x0b\x32\x1f.headrace.rendezvous.v1.Refusal\x12\x13\n\x0b\x61nswer_json\x18\x02 \x01(\x0c\x32\x81\x04\n\nRendezvous\x12N\n\x04Meet\x12#.headrace.rendezvous.v1.MeetRequest\x1a!.headrace.rendezvous.v1.MeetReply\x12Z\n\x08\x41nnounce\x12\'.headrace.rendezvous.v1.AnnounceRequest\x1a%.headrace.rendezvous.v1.AnnounceReply\x12N\n\x04\x46ind\x12#.headrace.rendezvous.v1.FindRequest\x1a!.headrace.rendezvous.v1.FindReply\x12Q\n\x05Renew\x12$.headrace.rendezvous.v1.RenewRequest\x1a\".headrace.rendezvous.v1.RenewReply\x12N\n\x04Join\x12#.headrace.rendezvous.v1.JoinRequest\x1a!.headrace.rendezvous.v1.JoinReply\x12T\n\x06Report\x12%.headrace.rendezvous.v1.ReportRequest\x1a#.headrace.rendezvous.v1.ReportReply2Z\n\x08Replicas\x12N\n\x04\x46\x65\x65\x64\x12#.headrace.rendezvous.v1.FeedRequest\x1a!.headrace.rendezvous.v1.FeedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,32 +49,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ANNOUNCEREQUEST']._serialized_end=627
   _globals['_ANNOUNCEREPLY']._serialized_start=629
   _globals['_ANNOUNCEREPLY']._serialized_end=694
-  _globals['_RENEWREQUEST']._serialized_start=696
-  _globals['_RENEWREQUEST']._serialized_end=783
-  _globals['_RENEWREPLY']._serialized_start=785
-  _globals['_RENEWREPLY']._serialized_end=868
-  _globals['_AGENT']._serialized_start=871
-  _globals['_AGENT']._serialized_end=1033
-  _globals['_JOINREQUEST']._serialized_start=1035
-  _globals['_JOINREQUEST']._serialized_end=1135
-  _globals['_JOINREPLY']._serialized_start=1138
-  _globals['_JOINREPLY']._serialized_end=1402
-  _globals['_ASSIGNMENT']._serialized_start=1405
-  _globals['_ASSIGNMENT']._serialized_end=1566
-  _globals['_END']._serialized_start=1568
-  _globals['_END']._serialized_end=1603
-  _globals['_REPORTREQUEST']._serialized_start=1606
-  _globals['_REPORTREQUEST']._serialized_end=1779
-  _globals['_REPORTREPLY']._serialized_start=1782
-  _globals['_REPORTREPLY']._serialized_end=1948
-  _globals['_REPORTREPLY_ORDER']._serialized_start=1905
-  _globals['_REPORTREPLY_ORDER']._serialized_end=1948
-  _globals['_FEEDREQUEST']._serialized_start=1950
-  _globals['_FEEDREQUEST']._serialized_end=1988
-  _globals['_FEEDREPLY']._serialized_start=1990
-  _globals['_FEEDREPLY']._serialized_end=2072
-  _globals['_RENDEZVOUS']._serialized_start=2075
-  _globals['_RENDEZVOUS']._serialized_end=2508
-  _globals['_REPLICAS']._serialized_start=2510
-  _globals['_REPLICAS']._serialized_end=2600
+  _globals['_FINDREQUEST']._serialized_start=696
+  _globals['_FINDREQUEST']._serialized_end=773
+  _globals['_FINDREPLY']._serialized_start=775
+  _globals['_FINDREPLY']._serialized_end=868
+  _globals['_RENEWREQUEST']._serialized_start=870
+  _globals['_RENEWREQUEST']._serialized_end=957
+  _globals['_RENEWREPLY']._serialized_start=959
+  _globals['_RENEWREPLY']._serialized_end=1042
+  _globals['_AGENT']._serialized_start=1045
+  _globals['_AGENT']._serialized_end=1207
+  _globals['_JOINREQUEST']._serialized_start=1209
+  _globals['_JOINREQUEST']._serialized_end=1309
+  _globals['_JOINREPLY']._serialized_start=1312
+  _globals['_JOINREPLY']._serialized_end=1576
+  _globals['_ASSIGNMENT']._serialized_start=1579
+  _globals['_ASSIGNMENT']._serialized_end=1740
+  _globals['_END']._serialized_start=1742
+  _globals['_END']._serialized_end=1777
+  _globals['_REPORTREQUEST']._serialized_start=1780
+  _globals['_REPORTREQUEST']._serialized_end=1953
+  _globals['_REPORTREPLY']._serialized_start=1956
+  _globals['_REPORTREPLY']._serialized_end=2122
+  _globals['_REPORTREPLY_ORDER']._serialized_start=2079
+  _globals['_REPORTREPLY_ORDER']._serialized_end=2122
+  _globals['_FEEDREQUEST']._serialized_start=2124
+  _globals['_FEEDREQUEST']._serialized_end=2162
+  _globals['_FEEDREPLY']._serialized_start=2164
+  _globals['_FEEDREPLY']._serialized_end=2246
+  _globals['_RENDEZVOUS']._serialized_start=2249
+  _globals['_RENDEZVOUS']._serialized_end=2762
+  _globals['_REPLICAS']._serialized_start=2764
+  _globals['_REPLICAS']._serialized_end=2854
 # @@protoc_insertion_point(module_scope)

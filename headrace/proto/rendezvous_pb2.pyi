@@ -74,6 +74,24 @@ class AnnounceReply(_message.Message):
     refusal: Refusal
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
+class FindRequest(_message.Message):
+    __slots__ = ("member", "worker")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    worker: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class FindReply(_message.Message):
+    __slots__ = ("refusal", "address", "times")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    address: str
+    times: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., address: _Optional[str] = ..., times: _Optional[int] = ...) -> None: ...
+
 class RenewRequest(_message.Message):
     __slots__ = ("member", "signing_request")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

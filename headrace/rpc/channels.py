@@ -60,6 +60,7 @@ def keepalive_options() -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", PING_MS),
+        ("grpc.http2.ping_timeout_ms", PING_MS),
         ("grpc.http2.max_pings_without_data", 0),  # 0: any number
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ]
@@ -177,9 +178,14 @@ class RenewedChannel:
     """
 
     def __init__(
-        self, address: str, *, max_message_bytes: int = channels.MAX_MESSAGE_BYTES, tls: TlsPeer | None = None
+        self,
+        address: str,
+        *,
+        max_message_bytes: int = channels.MAX_MESSAGE_BYTES,
+        tls: TlsPeer | None = None,
+        keepalive: bool = False,
     ) -> None:
-        self._address, self._max_message_bytes, self._tls = address, max_message_bytes, tls
+        self._address, self._max_message_bytes, self._tls, self._keepalive = address, max_message_bytes, tls, keepalive
         self._lock = threading.Lock()
         self._open = self._opened()
 
@@ -206,7 +212,10 @@ class RenewedChannel:
         shown = None if self._tls is None else self._tls.identity.current
         tls = None if shown is None or self._tls is None else TlsPeer(shown, self._tls.name)
         return _OpenChannel(
-            channels.open_channel(self._address, max_message_bytes=self._max_message_bytes, tls=tls), shown
+            channels.open_channel(
+                self._address, max_message_bytes=self._max_message_bytes, tls=tls, keepalive=self._keepalive
+            ),
+            shown,
         )
 
 

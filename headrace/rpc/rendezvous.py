@@ -48,7 +48,10 @@ MAX_CONNECTIONS = 512
 CALL_S = 10.0
 """Longest time for one call."""
 
-Reply = TypeVar("Reply", pb.MeetReply, pb.AnnounceReply, pb.RenewReply)
+FIND_S = 2.0
+"""Longest time for a call of a trainer that looks for a reader: its part goes to another one meanwhile."""
+
+Reply = TypeVar("Reply", pb.MeetReply, pb.AnnounceReply, pb.FindReply, pb.RenewReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,15 @@ class Member:
     """Differs for each process."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServingWorker:
+    """A worker that serves."""
+
+    address: str
+    times: int
+    """How many processes of its name have come in the generation."""
+
+
 class RendezvousHost(Protocol):
     """The launcher's side. Calls come on threads of the server, and may raise HeadraceError."""
 
@@ -70,6 +82,10 @@ class RendezvousHost(Protocol):
 
     def announce(self, member: Member, address: str) -> None:
         """Take the address at which a worker serves."""
+        ...
+
+    def find(self, member: Member, worker: str) -> ServingWorker | None:
+        """Where another worker serves now; None while it does not."""
         ...
 
     def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
@@ -103,6 +119,14 @@ class _Servicer:
         except HeadraceError as error:
             return pb.AnnounceReply(refusal=self._refused(error, context))
         return pb.AnnounceReply()
+
+    def Find(self, request: pb.FindRequest, context: grpc.ServicerContext) -> pb.FindReply:
+        try:
+            self._check_name(request.member.worker, context)
+            found = self._host.find(_member(request.member), request.worker)
+        except HeadraceError as error:
+            return pb.FindReply(refusal=self._refused(error, context))
+        return pb.FindReply() if found is None else pb.FindReply(address=found.address, times=found.times)
 
     def Renew(self, request: pb.RenewRequest, context: grpc.ServicerContext) -> pb.RenewReply:
         try:
@@ -216,6 +240,13 @@ class RendezvousClient:
         request = pb.AnnounceRequest(member=self._member(), address=address)
         with channels.open_channel(self._contact.address, tls=self._tls) as channel:
             self._call(channel, "Announce", request, pb.AnnounceReply.FromString, Deadline.after(CALL_S))
+
+    def find(self, worker: str) -> ServingWorker | None:
+        """Where another worker serves now; None while it does not."""
+        request = pb.FindRequest(member=self._member(), worker=worker)
+        with channels.open_channel(self._contact.address, tls=self._tls) as channel:
+            reply = self._call(channel, "Find", request, pb.FindReply.FromString, Deadline.after(FIND_S))
+        return ServingWorker(reply.address, reply.times) if reply.address else None
 
     def renew(self, signing_request: str) -> str:
         """Another certificate, as PEM, for the name of this worker."""

@@ -152,7 +152,7 @@ class Admission:
     # --- explanation ---------------------------------------------------------------------------------------------
 
     def explain(self, key: int, day: int) -> list[dict[str, Any]]:
-        """The state of each entry for a key as of a day, in order, JSON-able; changes nothing.
+        """The state of each entry for a key as of a day, in order, JSON-able; "text" says it in words. Changes nothing.
 
         For a key with a row: the counts from which it would go on if the row were deleted.
         """
@@ -163,7 +163,10 @@ class Admission:
 
     def _drawn(self, entry: AdmissionEntry, key: int) -> dict[str, Any]:
         lot = draw_of(key, self._seed)
-        return entry.model_dump(mode="json") | {"lot": lot, "agrees": lot < entry.admits_below}
+        agrees = lot < entry.admits_below
+        effect = "which admits it" if agrees else "which does not admit it"
+        text = f"{entry.kind} {entry.admits_below:g}: its random draw is {lot:.3g}, {effect}"
+        return entry.model_dump(mode="json") | {"lot": lot, "agrees": agrees, "text": text}
 
     @property
     def num_bytes(self) -> int:
@@ -175,11 +178,20 @@ def _counted(entry: AdmissionEntry, measure: CountingRule, tally: KeyCounter, ke
     units = tally.estimate(key, day)
     state: dict[str, Any] = {"kind": entry.kind, "exact": measure.exact}
     state |= entry.model_dump(mode="json", exclude={"kind", "exact", "memory"})
-    state |= {"estimate": measure.value_of(units), "agrees": units >= measure.threshold}
+    estimate = measure.value_of(units)
+    state |= {"estimate": estimate, "agrees": units >= measure.threshold}
     quality = tally.quality(key, day)
     if "too_high_by_at_most" in quality:
         quality["too_high_by_at_most"] = measure.value_of(1) * quality["too_high_by_at_most"]
-    return state | quality
+    said = entry.said(estimate, "" if measure.exact else "about ")
+    return state | quality | {"text": f"{said} ({_in_words(quality)})"}
+
+
+def _in_words(quality: Mapping[str, Any]) -> str:
+    if "too_high_by_at_most" in quality:
+        return f"sketch, at most +{quality['too_high_by_at_most']:.3g} too high"
+    dropped = quality["bucket_dropped_keys"]
+    return f"exact; its bucket was full, {dropped:,} keys were dropped from it" if dropped else "exact"
 
 
 def _unlike(one: NDArray[Any], other: NDArray[Any]) -> bool:

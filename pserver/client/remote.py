@@ -159,8 +159,8 @@ class RemoteShards:
 
     # --- steps
 
-    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
-        self.call(OpenPass(pass_number), deadline)
+    def open_pass(self, pass_number: int, deadline: Deadline, samples: int = 0) -> None:
+        self.call(OpenPass(pass_number, samples), deadline)
         self._pass_number = pass_number
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:

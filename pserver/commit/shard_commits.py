@@ -31,10 +31,10 @@ from headrace.failpoints import Failpoint, failpoint
 from headrace.keys import NUM_BUCKETS, unique_keys
 from headrace.pserver.commit.change_files import FOLDER as CHANGES
 from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
+from headrace.pserver.commit.commit_files import PartObjects
 from headrace.pserver.commit.handed_rows import FILE as HANDED_FILE
 from headrace.pserver.commit.handed_rows import HandedRows
 from headrace.pserver.commit.late_writes import LateWriter
-from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import (
     InvalidShardCall,
     PartsUnavailable,

@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.pserver.config import MergeSection, TableSection
+from headrace.pserver.row_optimizers import RowOptimizer
 from headrace.registry import Registry
 
+FEATURES = "features"
+"""Name of the digest of histories, counters and what waits for a join: they depend on the log alone."""
 News = dict[str, Any]
 """Rank 0's message to all ranks in the middle of a pass, as JSON-able data."""
 
@@ -48,6 +51,8 @@ class StepFigures:
     """0 on a rank that has run out of batches."""
     num_bad: int = 0
     """1 on a rank whose loss or gradient of the step before is not finite; if there is one, no rank pushes it."""
+    sums: Sequence[float] = ()
+    """Of the samples of the step before, for what follows them on all ranks: of one length on all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,10 @@ class StepOrder(Protocol):
 
     def may_answer(self, step: int, rank: int) -> bool:
         """Whether `rank`, which pushed `step`, may read the rows that it asked for with its push."""
+        ...
+
+    def leave(self, rank: int) -> None:
+        """`rank` pushes no more in this pass: no other one waits for it."""
         ...
 
     def missing(self) -> Sequence[int]:
@@ -145,17 +154,18 @@ class Consistency:
     own: ClassVar[Mapping[str, str]] = {}
     """Keys of `train` for this mode alone, with the message about one that is set beside another mode."""
 
-    def __init__(self, staleness: int = 0, merge: MergeSection | None = None) -> None:
-        """`train.staleness` and `train.merge`, for the modes that have them."""
-        self._staleness, self._merge = staleness, merge or MergeSection()
+    def __init__(self, staleness: int = 0, merge: MergeSection | None = None, max_ahead: int | None = None) -> None:
+        """`train.staleness`, `train.merge` and `train.max_ahead`, for the modes that have them."""
+        self._staleness, self._merge, self._max_ahead = staleness, merge or MergeSection(), max_ahead
 
     @classmethod
     def check(cls, train: ModeKeys) -> None:
         """Raise ValueError for a key of its own that is missing or wrong."""
 
     @classmethod
-    def check_optimizers(cls, dense: str, tables: Mapping[str, TableSection]) -> None:
-        """Raise SpecError for a table that does not work with it; `dense`: the kind of the dense optimizer."""
+    def check_optimizers(cls, dense: RowOptimizer | str, tables: Mapping[str, TableSection]) -> None:
+        """Raise SpecError for a table that does not work with it; `dense`: the dense optimizer as one of rows, or words
+        about what rows do not have."""
 
     @property
     def staleness(self) -> int:
@@ -166,6 +176,11 @@ class Consistency:
     def merge_wait_s(self) -> float | None:
         """Shard: longest time for which an accepted push waits for others; None: until all ranks have pushed."""
         return None
+
+    @property
+    def says_when_it_leaves(self) -> bool:
+        """Loop: whether a rank tells the shards that it pushes no more in a pass, as others may wait for its pushes."""
+        return self._max_ahead is not None
 
     def steps(self, pass_number: int, num_ranks: int) -> StepOrder:
         """Shard: the order of the pushes of a pass that opens now."""
@@ -185,7 +200,9 @@ class Consistency:
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
         """Close: those of the digests that are equal whenever the pass is trained again; a replay compares them."""
-        return dict(digests) if self.repeatable else {}
+        if self.repeatable:
+            return dict(digests)
+        return {name: digest for name, digest in digests.items() if name == FEATURES}
 
 
 MODES = Registry(
@@ -200,6 +217,9 @@ MODES = Registry(
 )
 
 
-def policy_of(mode: str, staleness: int = 0, merge: MergeSection | None = None) -> Consistency:
-    """The policy of `train.mode`, with `train.staleness` and `train.merge`. Raises SpecError for an unknown mode."""
-    return MODES.load(mode)(staleness, merge)
+def policy_of(
+    mode: str, staleness: int = 0, merge: MergeSection | None = None, max_ahead: int | None = None
+) -> Consistency:
+    """The policy of `train.mode`, with `train.staleness`, `train.merge` and `train.max_ahead`. Raises SpecError for an
+    unknown mode."""
+    return MODES.load(mode)(staleness, merge, max_ahead)

@@ -16,6 +16,9 @@ import numpy as np
 from headrace.pserver.consistency.policy import Consistency, ModeKeys, News, Peers, StepFigures, StepsApart
 from headrace.pserver.errors import InvalidShardCall
 
+STALENESS = (
+    'staleness counts steps of mode = "sync", and exchanges of mode = "geo"; mode = "{chosen}" has none: remove one'
+)
 EARLY = (
     'early_rows is for mode = "sync" with staleness = 0; other steps do not wait for the rows of the step before: '
     "remove it"
@@ -64,6 +67,9 @@ class StepBarrier:
     def may_answer(self, step: int, rank: int) -> bool:
         return self._next_step > step
 
+    def leave(self, rank: int) -> None:
+        """A rank without batches takes part in every step."""
+
     def missing(self) -> Sequence[int]:
         return [rank for rank in range(self._num_ranks) if rank not in self._arrived]
 
@@ -86,7 +92,7 @@ class Sync(Consistency):
     repeatable = True
     meets_in_steps = True
     own = {
-        "staleness": 'staleness counts steps of mode = "sync"; mode = "{chosen}" has none: remove one',
+        "staleness": STALENESS,
         "early_rows": EARLY,
     }
 
@@ -105,11 +111,12 @@ class Sync(Consistency):
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
         """Sums over all ranks. News travel in a message of their own, which a flag announces."""
         counts = mine.num_samples, mine.num_batches, mine.num_bad, news is not None
-        figures = np.array([*mine.weights, *counts], np.float64)
+        figures = np.array([*mine.sums, *mine.weights, *counts], np.float64)
         total = peers.sum_floats(figures)
         heard = peers.broadcast(news) if total[-1] else None
         num_samples, num_batches, num_bad = (int(count) for count in total[-4:-1])
-        return StepFigures([float(weight) for weight in total[:-4]], num_samples, num_batches, num_bad), heard
+        floats, begin = [float(each) for each in total[:-4]], len(mine.sums)
+        return StepFigures(floats[begin:], num_samples, num_batches, num_bad, tuple(floats[:begin])), heard
 
     def settle(self, peers: Peers) -> None:
         """The answer to the last push came after the pushes of all ranks."""

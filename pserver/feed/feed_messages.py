@@ -56,9 +56,10 @@ def read() -> Outgoing:
     return MessageWithArrays(pb.FeedPart(kind=pb.FeedPart.READ), [])
 
 
-def version(number: int) -> Outgoing:
-    """The mark that everything up to a version was sent."""
-    return MessageWithArrays(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number), [])
+def version(number: int, facts: Mapping[str, Any] | None = None) -> Outgoing:
+    """The mark that everything up to a version was sent, with what a shard says of it."""
+    told = json.dumps(facts).encode() if facts else b""
+    return MessageWithArrays(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number, facts_json=told), [])
 
 
 def rows(kind: pb.FeedPart.Kind, table: str, delta: TableDelta) -> Iterator[Outgoing]:

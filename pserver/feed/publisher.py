@@ -10,7 +10,9 @@ pserver.feed.feed_server owns the port.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from headrace.errors import Unavailable
 from headrace.pserver.errors import PserverError
@@ -19,6 +21,7 @@ from headrace.pserver.feed.table_changes import TableDelta, TableFeed
 from headrace.pserver.proto import feed_pb2 as pb
 from headrace.pserver.protocol.shards import U64
 
+NO_STATISTICS: Mapping[str, tuple[str, int]] = MappingProxyType({})
 MAX_SUBSCRIBERS = 8
 """Replicas that follow one shard, or rank 0; one more is refused."""
 MAX_WAITING_BYTES = 128 << 20
@@ -136,13 +139,23 @@ class _Held:
     tables: Mapping[str, TableDelta]
     subscribers: tuple[Subscription, ...]
     """Those that subscribed before the copy; the base of later ones is newer than this version."""
+    facts: Mapping[str, Any]
+    """Facts of the version, by name."""
 
 
 class ShardFeed:
     """Call `publish`, `seal` and `closed` between passes, the rest from any thread."""
 
-    def __init__(self, tables: Mapping[str, TableFeed], generation: int = 1) -> None:
-        self._tables, self._generation = tables, generation
+    def __init__(
+        self,
+        tables: Mapping[str, TableFeed],
+        generation: int = 1,
+        statistics: Mapping[str, tuple[str, int]] = NO_STATISTICS,
+    ) -> None:
+        """`statistics`: table and slot group of rows whose shows and clicks are sent, by the name for them."""
+        self._tables, self._generation, self._statistics = tables, generation, statistics
+        for table, _ in statistics.values():
+            tables[table].tells_statistics = True
         self._lock = threading.Lock()
         self._subscribers = Subscribers()
         self._restored = self._version = 0
@@ -185,9 +198,10 @@ class ShardFeed:
                 return  # sent once it is complete
             self._restore_held()
             sweeping = self._sweeping()  # asked first: once sweeping is over, no deleted key is added
-            held = _Held(version, {name: table.take() for name, table in self._tables.items()}, subscribers)
+            taken = {name: table.take() for name, table in self._tables.items()}
+            held = _Held(version, taken, subscribers, self._facts())
             if not sweeping:
-                _send(held)
+                self._send(held)
                 return
             self._held = held
         self.swept()  # sweeping may have ended meanwhile
@@ -198,7 +212,7 @@ class ShardFeed:
             if self._held is None or self._sweeping():
                 return
             tables = {name: self._tables[name].take_deleted(delta) for name, delta in self._held.tables.items()}
-            _send(_Held(self._held.version, tables, self._held.subscribers))
+            self._send(replace(self._held, tables=tables))
             self._held = None
 
     def _sweeping(self) -> bool:
@@ -237,9 +251,27 @@ class ShardFeed:
         for name, table in self._tables.items():
             if name in gone:
                 nothing = table.read(feed_messages.NO_GONE)
-                yield from feed_messages.rows(pb.FeedPart.BASE, name, TableDelta(nothing, gone[name]))
+                yield from self._messages(pb.FeedPart.BASE, name, TableDelta(nothing, gone[name]))
             for present in table.scan(since):
-                yield from feed_messages.rows(pb.FeedPart.BASE, name, TableDelta(present, feed_messages.NO_GONE))
+                yield from self._messages(pb.FeedPart.BASE, name, TableDelta(present, feed_messages.NO_GONE))
+
+    def _send(self, held: _Held) -> None:
+        outgoing = [m for name, delta in held.tables.items() for m in self._messages(pb.FeedPart.ROWS, name, delta)]
+        outgoing.append(feed_messages.version(held.version, held.facts))
+        for subscription in held.subscribers:
+            subscription.put(outgoing)
+
+    def _messages(self, kind: pb.FeedPart.Kind, table: str, delta: TableDelta) -> Iterator[feed_messages.Outgoing]:
+        """The changes of a table, and those of shows and clicks. Deleted keys have no slot group: all are sent."""
+        yield from feed_messages.rows(kind, table, delta)
+        for name, (of, group) in self._statistics.items():
+            if of == table:
+                yield from feed_messages.rows(kind, name, TableDelta(delta.rows.known_of(group), delta.gone_U))
+
+    def _facts(self) -> dict[str, Any]:
+        """The day of a version and the rates up to it, by name of statistics, if there are any."""
+        told = {name: self._tables[of].decay_of(group).message() for name, (of, group) in self._statistics.items()}
+        return {"decays": told} if told else {}
 
     def close(self, subscription: Subscription) -> None:
         """Remove a subscriber."""
@@ -256,10 +288,3 @@ class ShardFeed:
     def end(self) -> None:
         """End every subscription."""
         self._subscribers.end()
-
-
-def _send(held: _Held) -> None:
-    outgoing = [m for name, delta in held.tables.items() for m in feed_messages.rows(pb.FeedPart.ROWS, name, delta)]
-    outgoing.append(feed_messages.version(held.version))
-    for subscription in held.subscribers:
-        subscription.put(outgoing)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.keys import unique_keys
-from headrace.pserver.lifecycle.aging import STAYS, TableAging
+from headrace.pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
+from headrace.pserver.lifecycle.day_decay import DayDecay, dated
 from headrace.pserver.lifecycle.deletions import Deletions
 from headrace.pserver.protocol.shards import F32, U16, U64
 from headrace.pserver.rows import kernels
@@ -44,6 +45,14 @@ class PresentRows:
     keys_P: U64
     group_P: U16
     rows_PD: F32
+    known_P3: F32 | None = None
+    """Show, click and the day of which they are; None where nobody asks for them."""
+
+    def known_of(self, group: int) -> "PresentRows":
+        """Those of a slot group, with show, click and day in place of weights."""
+        assert self.known_P3 is not None, "asked for"
+        own_P = self.group_P == group
+        return PresentRows(self.keys_P[own_P], self.group_P[own_P], self.known_P3[own_P])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class TableFeed:
     def __init__(self, rows: RowArrays, life: TableAging, deletions: Deletions) -> None:
         self._rows, self._life, self._deletions = rows, life, deletions
         self._lock = threading.Lock()
+        self.tells_statistics = False
+        """Whether rows are read with show, click and day."""
         self._following = False
         self._touched: list[U64] = []
         self._deleted: list[U64] = []
@@ -74,6 +85,10 @@ class TableFeed:
     def width(self) -> int:
         """D."""
         return self._rows.num_weights
+
+    def decay_of(self, group: int) -> DayDecay:
+        """The present day, and the rates up to it, of a slot group."""
+        return DayDecay.of(self._life, group)
 
     @property
     def sweeping(self) -> bool:
@@ -164,11 +179,14 @@ class TableFeed:
         newer_F = words_FW[:, 1] > since
         words_FW = words_FW[newer_F]
         rows_FD = words_FW[:, HEAD : HEAD + self.width].copy().view(np.float32)
-        away = PresentRows(away_U[found_A][newer_F], groups_of(words_FW), rows_FD)
+        known_P3 = None
+        if there.known_P3 is not None:
+            known_P3 = np.concatenate([there.known_P3, dated(RowStatistics.of_words(words_FW))])
         return PresentRows(
-            np.concatenate([there.keys_P, away.keys_P]),
-            np.concatenate([there.group_P, away.group_P]),
-            np.concatenate([there.rows_PD, away.rows_PD]),
+            np.concatenate([there.keys_P, away_U[found_A][newer_F]]),
+            np.concatenate([there.group_P, groups_of(words_FW)]),
+            np.concatenate([there.rows_PD, rows_FD]),
+            known_P3,
         )
 
     def scan(self, since: int, pause: Callable[[float], None] = time.sleep) -> Iterator[PresentRows]:
@@ -200,7 +218,10 @@ class TableFeed:
         rows_PD = np.empty((len(rows_U), self.width), np.float32)
         if len(rows_U):
             self._rows.floats.gather(frozen(rows_U), 0, len(rows_U), rows_PD)
-        return PresentRows(self._rows.columns["keys"][rows_U], self._rows.columns["group"][rows_U], rows_PD)
+        known_P3 = None
+        if self.tells_statistics:
+            known_P3 = dated(RowStatistics._make(each[rows_U] for each in self._deletions.statistics()))
+        return PresentRows(self._rows.columns["keys"][rows_U], self._rows.columns["group"][rows_U], rows_PD, known_P3)
 
 
 def _unique(many: list[U64]) -> U64:

@@ -4,7 +4,8 @@ All of it is lazy. A row holds its show and click as of its last_seen_day and it
 push brings a row up to date (`bring`); every reader computes the present values without storing them. Days are ticks
 of one table. The rate of every tick is stored, and rates are applied one by one, as products. A shrink deletes rows
 that meet its rule and have not changed since. Such rows *are absent* from the close at which the shrink acted;
-`TableAging` keeps the shrink until all of them are removed (pserver.tables.sweeping).
+`TableAging` keeps the shrink until all of them are removed (pserver.tables.sweeping). It also knows since when rows owe
+weight decay: none for passes before the present one was set, nor before their slot was unfrozen.
 
 Shapes: R rows of a table, U rows chosen, G slot groups, T ticks, K columns of settings (0: the table's, then one for
 each slot group that has or had settings of its own), S shrinks, X cuts.
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import MAX_FLOAT32
 from headrace.kernel_cache import njit
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.commit_parts import AgingState, AppliedCut, AppliedShrink
@@ -34,7 +36,7 @@ STAYS, BELOW, UNSEEN = np.uint8(0), np.uint8(1), np.uint8(2)
 KEEPERS = "base_threshold", "delta_keep_days", "delta_threshold"
 """The thresholds that can keep a row out of an export."""
 NEVER = -1
-"""In place of a number of days: no age is too high."""
+"""In place of a number of days: no age is too high. In place of a version: none."""
 
 
 class RowStatistics(NamedTuple):
@@ -76,11 +78,30 @@ class TableAging:
         self.shrinks: tuple[AppliedShrink, ...] = ()
         """Shrinks whose rows are not all removed. Replaced, never changed in place."""
         self._cuts: tuple[AppliedCut, ...] = ()
+        self.frozen_groups: frozenset[int] = frozenset()
+        """Slot groups whose rows do not learn. Replaced, never changed in place."""
+        self._thawed: Mapping[int, int] = {}
+        """As in AgingState. Replaced, never changed in place."""
+        self._thawed_G: U32 | None = None
+        self._decay = self._decay_before = (section.weight_decay, 0)
+        """The weight decay, and the version since which; and the one before `_decay_set`."""
+        self._decay_set = 0
         self._rates: list[Mapping[int, float]] = []
-        self.set(section, groups)
+        self._use(section, groups)
 
-    def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
-        """Use other settings from here on; past ticks, shrinks and cuts stay."""
+    def set(self, section: TableSection, groups: Mapping[str, int], version: int) -> None:
+        """Use other settings from the close of `version` on; past ticks, shrinks and cuts stay.
+
+        Also after a restore of `version`, as the job file may have changed. Of a version the last call counts: after a
+        restore the values that were set follow those of the job file.
+        """
+        if version != self._decay_set:
+            self._decay_before, self._decay_set = self._decay, version
+        stays = section.weight_decay == self._decay_before[0]
+        self._decay = self._decay_before if stays else (section.weight_decay, version)
+        self._use(section, groups)
+
+    def _use(self, section: TableSection, groups: Mapping[str, int]) -> None:
         with self._turn:
             self._groups = dict(groups)
             self._classes: SlotClasses = classes_of(section, groups)
@@ -110,15 +131,37 @@ class TableAging:
 
     def shrink(self, shrink: ShrinkRows, version: int) -> None:
         """From here on rows that meet the rule are absent."""
+        self._shrink(self.ruled(shrink, version))
+
+    def clear(self, group: int, version: int) -> None:
+        """From here on all rows of a slot group are absent: their scores are below any."""
+        self._shrink(AppliedShrink(version, self.day, {TABLE: None, group: MAX_FLOAT32}, {TABLE: None}))
+
+    def freeze(self, group: int) -> None:
+        """From here on the rows of a slot group do not learn."""
+        self.frozen_groups |= {group}
+
+    def unfreeze(self, group: int, version: int) -> None:
+        """From here on they learn again."""
+        if group in self.frozen_groups:
+            self.frozen_groups -= {group}
+            self._thaw({**self._thawed, group: version})
+
+    def _thaw(self, thawed: Mapping[int, int]) -> None:
+        self._thawed, self._thawed_G = thawed, np.zeros(NUM_GROUPS, np.uint32) if thawed else None
+        if self._thawed_G is not None:
+            self._thawed_G[list(thawed)] = list(thawed.values())
+
+    def _shrink(self, applied: AppliedShrink) -> None:
         with self._turn:
-            shrinks = (*self.shrinks, self.ruled(shrink, version))
+            shrinks = (*self.shrinks, applied)
             self._arrange(shrinks)  # before `shrinks` is set: a sweeper that reads it needs the rules
             self.shrinks = shrinks
 
-    def swept(self, upto: int) -> None:
-        """Drop the shrinks up to version `upto`: all their rows are removed."""
+    def swept(self, seen: Sequence[AppliedShrink]) -> None:
+        """Drop the shrinks that were in `shrinks` when a sweep began: all their rows are removed."""
         with self._turn:
-            self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
+            self.shrinks = tuple(shrunk for shrunk in self.shrinks if all(shrunk is not each for each in seen))
             self._arrange()
 
     def cut(self, cut: ExportCut, version: int) -> None:
@@ -137,18 +180,23 @@ class TableAging:
     def state(self) -> AgingState:
         """The state, for a commit's part."""
         rates = [(len(list(run)), each) for each, run in groupby(self._rates)]
-        return AgingState(self.day, rates, list(self.shrinks), list(self._cuts))
+        frozen, decay = tuple(sorted(self.frozen_groups)), self._decay if self._decay[0] else None
+        return AgingState(self.day, rates, list(self.shrinks), list(self._cuts), frozen, dict(self._thawed), decay)
 
     def load(self, states: Sequence[AgingState]) -> None:
         """Go on from the parts of a commit. They agree, except that some have swept more shrinks than others."""
         with self._turn:
-            self.shrinks = () if states else self.shrinks
+            of_version: dict[int, list[AppliedShrink]] = {}  # of the part that has swept the fewest of a version
             for state in states:
                 self.day = state.day
                 self._rates = [rates for count, rates in state.rates for _ in range(count)]
-                self._cuts = tuple(state.cuts)
-                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *state.shrinks)}
-                self.shrinks = tuple(merged[version] for version in sorted(merged))
+                self._cuts, self.frozen_groups = tuple(state.cuts), frozenset(state.frozen_groups)
+                self._thaw(state.thawed)
+                self._decay, self._decay_set = state.weight_decay or (0.0, 0), NEVER
+                for version, run in groupby(state.shrinks, lambda each: each.version):
+                    of_version[version] = max(of_version.get(version, []), list(run), key=len)
+            if states:
+                self.shrinks = tuple(shrunk for version in sorted(of_version) for shrunk in of_version[version])
             self._arrange()
 
     @classmethod
@@ -179,6 +227,13 @@ class TableAging:
             ),
             tuple(columns),
         )
+
+    # --- what rows owe ------------------------------------------------------------------------------------------------
+
+    def owing_since(self, group_U: NDArray[np.uint16]) -> U32 | np.uint32:
+        """(U,) or one for all: the version of the close before which rows of these slot groups owe no weight decay."""
+        since = np.uint32(self._decay[1])
+        return since if self._thawed_G is None else np.maximum(since, self._thawed_G[group_U])
 
     # --- present values of rows --------------------------------------------------------------------------------------
 
@@ -220,6 +275,11 @@ class TableAging:
         value_U2 = np.empty((len(statistics.show), 2), np.float32)
         present(statistics, self.day, self._arrays.days, value_U2)
         return value_U2
+
+    def rates_of(self, group: int) -> list[float]:
+        """The rate of each day up to now, of a slot group."""
+        with self._turn:
+            return [rates.get(group, rates[TABLE]) for rates in self._rates]
 
     def unseen(self, words_UW: U32) -> NDArray[np.int64]:
         """(U,) days since rows were seen."""

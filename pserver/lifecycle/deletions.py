@@ -132,7 +132,7 @@ class Deletions:
     def sweep(self) -> Iterator[None]:
         """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
         while self._life.shrinks:
-            upto = self._life.shrinks[-1].version
+            seen = self._life.shrinks  # pieces done by then know nothing of later ones, whatever their version
             for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
                 self.gone.make_room(PIECE_ROWS)
                 with self.rows.removing():
@@ -145,7 +145,7 @@ class Deletions:
                     piece = keys_U[begin : begin + STORED_PIECE_ROWS], words_UW[begin : begin + STORED_PIECE_ROWS]
                     self._sweep_stored(*piece, num_writes)
                     yield
-            self._life.swept(upto)
+            self._life.swept(seen)
         self.on_swept()
 
     def _sweep_stored(self, keys_U: U64, words_UW: U32, num_writes: int) -> None:

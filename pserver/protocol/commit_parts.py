@@ -39,8 +39,7 @@ class AppliedCut(msgspec.Struct, frozen=True, array_like=True):
     delta_keep_days: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AgingState:
+class AgingState(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the rows of a table have aged: the state of pserver.lifecycle.aging.TableAging."""
 
     day: int
@@ -49,6 +48,12 @@ class AgingState:
     shrinks: Sequence[AppliedShrink]
     """Those whose rows are not all removed."""
     cuts: Sequence[AppliedCut]
+    frozen_groups: tuple[int, ...] = ()
+    """Slot groups whose rows do not learn."""
+    thawed: Mapping[int, int] = {}
+    """By slot group that was frozen: the version of the close at which it learnt again."""
+    weight_decay: tuple[float, int] | None = None
+    """The weight decay of the table, and the version of the close since which it holds; None: there is none."""
 
 
 class ChangeFacts(msgspec.Struct, frozen=True):
@@ -89,7 +94,7 @@ class ShardCommitPart(msgspec.Struct, frozen=True, omit_defaults=True):
     files: Mapping[str, StoredFile]
     """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
     objects: Mapping[str, int] = {}
-    """By SHA-256 of a file, the generation that uploaded it (pserver.commit.part_objects); empty without uploads."""
+    """By SHA-256 of a file, the generation that uploaded it (pserver.commit.commit_files); empty without uploads."""
 
     def __post_init__(self) -> None:
         relative_name(self.folder, PART_FOLDER)

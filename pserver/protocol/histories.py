@@ -101,6 +101,11 @@ def statistics_of(slot: str) -> str:
     return f"{STATISTICS_PREFIX}{slot}"
 
 
+def slot_of(statistics: str) -> str:
+    """The inverse of `statistics_of`."""
+    return statistics.removeprefix(STATISTICS_PREFIX)
+
+
 Questions = Mapping[str, HistoryQuestions]
 """By table."""
 Answers = Mapping[str, HistoryAnswers]

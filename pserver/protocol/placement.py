@@ -111,8 +111,3 @@ def put_rows(part_PD, position_P, rows_UD):  # type: ignore[no-untyped-def]
 def take_push_reference(grads_UD: F32, show_U: F32, click_U: F32, position_P: I32) -> tuple[F32, F32, F32]:
     """The twin of `take_push`."""
     return grads_UD[position_P], show_U[position_P], click_U[position_P]
-
-
-def put_rows_reference(part_PD: F32, position_P: I32, rows_UD: F32) -> None:
-    """The twin of `put_rows`."""
-    rows_UD[position_P] = part_PD

@@ -71,7 +71,7 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepScale:
-    """The samples of a step over all ranks, for `grad_scale = "show"`."""
+    """The samples of a step over all ranks, for `grad_scale = "show"` and `"sum"`."""
 
     batch_samples: int
 
@@ -96,6 +96,8 @@ class TableStats:
     """Records of keys without admission, in the open or last pass."""
     new_by_group: Mapping[int, int] = field(default_factory=dict)
     """Rows made in the open or last pass, by slot group: a function of the log, also while rows are removed."""
+    frozen_groups: tuple[int, ...] = ()
+    """Slot groups whose rows do not learn; the same on all shards."""
 
     @classmethod
     def total(cls, shards: Sequence["TableStats"]) -> "TableStats":
@@ -111,6 +113,7 @@ class TableStats:
             any(each.sweeping for each in shards),
             sum(each.unadmitted for each in shards),
             sum_by_group(each.new_by_group for each in shards),
+            shards[0].frozen_groups,
         )
 
 
@@ -134,8 +137,11 @@ class Shards(Protocol):
     the order of steps, and never blocks for a step. Errors: pserver.errors.
     """
 
-    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
-        """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
+    def open_pass(self, pass_number: int, deadline: Deadline, samples: int = 0) -> None:
+        """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close.
+
+        `samples`: the job's learnt samples before it, the same from all ranks; schedules of rates count from there.
+        """
         ...
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:

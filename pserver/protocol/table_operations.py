@@ -7,7 +7,7 @@ that close; a replay repeats them. When they happen is decided in trainer.rank0.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from msgspec import Struct
 
@@ -78,7 +78,75 @@ class ExportCut(Struct, frozen=True, kw_only=True, tag_field="op", tag="cut"):
         return self.tables or names
 
 
-TableOperation = AdvanceDay | ShrinkRows | ForgetRow | SetTables | ExportCut
+class _TagName:
+    """The tag of a class, as an attribute of it."""
+
+    def __get__(self, change: Struct | None, of: type[Struct]) -> str:
+        return str(of.__struct_config__.tag)
+
+
+class SlotChange(Struct, frozen=True, kw_only=True, tag_field="op"):
+    """A change of all rows of one slot. Record, check, route, command and button follow from its class.
+
+    The tag is the command, the first line of the docstring the summary, the rest of it the effect in words.
+    """
+
+    slot: str
+    table: str
+    group: int
+    """The slot's table and slot group."""
+    name: ClassVar[_TagName] = _TagName()
+    """The tag."""
+    deletes: ClassVar[bool] = False
+    """Whether rows are absent after it, and removed while training goes on."""
+
+    def tables_among(self, names: Iterable[str]) -> Iterable[str]:
+        """The tables that it changes, of those with these names."""
+        return (self.table,)
+
+    def __str__(self) -> str:
+        """The effect in words, for the log page."""
+        raise NotImplementedError
+
+
+class ClearSlot(SlotChange, frozen=True, kw_only=True, tag="clear"):
+    """Delete all rows of a slot.
+
+    Use it if wrong values came in the slot. Its values, and those of slots that share its rows, start anew from initial
+    rows. Only a rewind brings deleted rows back.
+    """
+
+    deletes = True
+
+    def __str__(self) -> str:
+        return f"all rows of slot {self.slot} are deleted"
+
+
+class FreezeSlot(SlotChange, frozen=True, kw_only=True, tag="freeze"):
+    """Keep the weights of a slot's rows as they are.
+
+    Steps no longer change them, nor those of slots that share the rows; new values keep their initial rows, and no row
+    gets its vector. Shows, clicks and ages go on, so rows leave and are exported as before. Use unfreeze to go on
+    learning.
+    """
+
+    def __str__(self) -> str:
+        return f"the rows of slot {self.slot} keep their weights"
+
+
+class UnfreezeSlot(SlotChange, frozen=True, kw_only=True, tag="unfreeze"):
+    """Let the rows of a frozen slot learn again.
+
+    It goes on from the weights and the optimizer state that the rows had when they were frozen.
+    """
+
+    def __str__(self) -> str:
+        return f"the rows of slot {self.slot} learn again"
+
+
+AnySlotChange = ClearSlot | FreezeSlot | UnfreezeSlot
+SLOT_CHANGES: tuple[type[AnySlotChange], ...] = get_args(AnySlotChange)
+TableOperation = AdvanceDay | ShrinkRows | ForgetRow | SetTables | ExportCut | AnySlotChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Shapes: W floats of a row, D weights of a row, C classes of slots.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -14,11 +14,16 @@ from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS
 from headrace.pserver.row_optimizers import RowKernels, RowOptimizer
+from headrace.pserver.rows import weight_decay
+from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.initial_values import DRAWS, initialise, spread_of
 from headrace.pserver.rows.slot_classes import SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+U32 = NDArray[np.uint32]
+RATE = 2
+"""The column of the learning rate in the settings of an optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,20 @@ class TableOptimizer:
 
     kernels: RowKernels
     settings: F32
-    """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
+    """(2, 6): for first-order weight and vector: low, high, the rate, then the optimizer's other numbers."""
+    rates: NDArray[np.float64]
+    """(2,) the whole rates of both."""
     start_state: F32
     """(W - D,): the state of a new row. In tables whose rows get their vector later, its last float is 1: it records in
     commits whether the vector is there."""
     parts_W: NDArray[np.int8]
     """(W,) the part of each float of a row: 0 first-order weight, 1 vector, 2 the flag of the vector."""
+
+    def at(self, share: float) -> Self:
+        """This optimizer at a share of its rates."""
+        settings = self.settings.copy()
+        settings[:, RATE] = self.rates * share
+        return replace(self, settings=settings)
 
 
 def extends(section: TableSection) -> bool:
@@ -47,7 +60,7 @@ def _starts(own: RowOptimizer, other: RowOptimizer, num_weights: int) -> list[li
 
 
 def optimizer_of(section: TableSection) -> TableOptimizer:
-    """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
+    """The optimizer of a table's section. Raises SpecError for parts of two kinds, or none."""
     vector, first = section.optimizer, section.first_order_optimizer or section.optimizer
     first_order, dim = int(section.first_order), section.dim
     if first.kind != vector.kind:
@@ -58,6 +71,8 @@ def optimizer_of(section: TableSection) -> TableOptimizer:
     settings = np.zeros((2, 6), np.float32)
     for part, own in enumerate((first, vector)):
         numbers = [section.bounds.low, section.bounds.high, *own.numbers()]
+        if numbers[RATE : RATE + 1] != [own.lr]:
+            raise SpecError(f"is {own.kind!r}, whose numbers() do not begin with lr", "optimizer.kind")
         settings[part, : len(numbers)] = numbers
     start, parts = list[float](), [0] * first_order + [1] * dim
     of_first, of_vector = _starts(first, vector, first_order), _starts(vector, first, dim)
@@ -66,7 +81,8 @@ def optimizer_of(section: TableSection) -> TableOptimizer:
         parts += [0] * len(one) + [1] * len(other)
     if extends(section):
         start, parts = [*start, 1.0], [*parts, 2]
-    return TableOptimizer(vector.kernels(), settings, np.array(start, np.float32), np.array(parts, np.int8))
+    rates, start_state = np.array([first.lr, vector.lr]), np.array(start, np.float32)
+    return TableOptimizer(vector.kernels(), settings, rates, start_state, np.array(parts, np.int8))
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,12 @@ class RowSettings:
     """(65536,) by slot group: the score at which a row gets its vector; minus infinity: at once."""
     absent: np.float32
     """The value that is read for every weight of an absent row."""
+    kept: np.float32
+    """The share of its weights that a row keeps for each pass since its last push; 1: all."""
+    l2: np.float32
+    """Its product with the weights is added to gradients; 0: nothing is."""
+    share: float = 1.0
+    """The share of the rates at which rows learn."""
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:
@@ -120,7 +142,20 @@ class RowSettings:
             extends(section),
             extend_C[classes.class_G],
             ABSENT_BITS.view(np.float32) if section.learns_default_row else np.float32(0),
+            np.float32(1 - section.weight_decay),
+            np.float32(section.l2),
         )
+
+    def at(self, share: float) -> Self:
+        """These settings, learning at a share of the whole rates."""
+        if share == self.share:
+            return self
+        return replace(self, share=share, optimizers=tuple(each.at(share) for each in self.optimizers))
+
+    def share_after(self, samples: int, versions: int) -> float:
+        """The share of the rates after so many samples and versions."""
+        schedule = self.classes.sections[0].schedule
+        return 1.0 if schedule is None else schedule.share_after(samples, versions)
 
     @property
     def class_G(self) -> NDArray[np.uint8]:  # noqa: N802  # a suffix of shape
@@ -148,22 +183,40 @@ class RowSettings:
             start(slab_RW, group_R, begin, end, self.first_order, self.num_weights, self.settings_C, self.class_G)
 
     def learn(
-        self, slab_RW: F32, rows_U: I32, grads_UD: F32, group_R: NDArray[np.uint16], begin: int, end: int
+        self,
+        slab_RW: F32,
+        rows_U: I32,
+        grads_UD: F32,
+        group_R: NDArray[np.uint16],
+        begin: int,
+        end: int,
+        passes_U: U32 | None = None,
     ) -> None:
-        """Apply gradients begin .. end - 1 to their rows, each with the settings of its class."""
+        """Apply gradients begin .. end - 1 to their rows, each with the settings of its class.
+
+        `passes_U`: (U,) passes for which each row owes weight decay; None: there is none.
+        """
+        if passes_U is not None and self.kept != 1:
+            weight_decay.decay(slab_RW, rows_U, passes_U, begin, end, self.num_weights, self.kept)
+        if self.l2:
+            rows_U, sums_UD = frozen(rows_U[begin:end]), np.empty((end - begin, grads_UD.shape[1]), np.float32)
+            weight_decay.add_weights(slab_RW, rows_U, frozen(grads_UD[begin:end]), self.l2, sums_UD)
+            grads_UD, begin, end = frozen(sums_UD), 0, end - begin
         if len(self.optimizers) == 1:
-            optimizer = self.optimizers[0]
-            optimizer.kernels.apply(slab_RW, rows_U, grads_UD, begin, end, self.first_order, optimizer.settings)
+            self._apply(self.optimizers[0], slab_RW, rows_U, grads_UD, begin, end)
             return
         rows_U, grads_UD = rows_U[begin:end], grads_UD[begin:end]
         class_U = self.class_G[group_R[rows_U]]
         for number, optimizer in enumerate(self.optimizers):
             mine_M = np.flatnonzero(class_U == number)
             if len(mine_M):
-                rows_M, grads_MD = _frozen(rows_U[mine_M]), _frozen(grads_UD[mine_M])
-                optimizer.kernels.apply(slab_RW, rows_M, grads_MD, 0, len(mine_M), self.first_order, optimizer.settings)
+                rows_M, grads_MD = frozen(rows_U[mine_M]), frozen(grads_UD[mine_M])
+                self._apply(optimizer, slab_RW, rows_M, grads_MD, 0, len(mine_M))
 
-
-def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    array.flags.writeable = False
-    return array
+    def _apply(self, optimizer: TableOptimizer, slab_RW: F32, rows_U: I32, grads_UD: F32, begin: int, end: int) -> None:
+        kernels, settings, section = optimizer.kernels, optimizer.settings, self.classes.sections[0]
+        if kernels.adapt is not None and (section.schedule is not None or section.weight_decay):
+            if not self.share:
+                return
+            kernels.adapt(slab_RW, rows_U, begin, end, self.first_order, self.num_weights, settings)
+        kernels.apply(slab_RW, rows_U, grads_UD, begin, end, self.first_order, settings)

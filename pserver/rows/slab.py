@@ -68,8 +68,10 @@ class RowFloats(Protocol):
         """Copy weights of all `rows_U`, with the settings' `absent` for EMPTY and reserved rows."""
         ...
 
-    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
-        """Apply gradients to rows; the gradient of a missing vector is dropped."""
+    def learn(
+        self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int, passes_U: U32 | None = None
+    ) -> None:
+        """Apply gradients to rows; the gradient of a missing vector is dropped. `passes_U`: as RowSettings.learn."""
         ...
 
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
@@ -128,8 +130,10 @@ class Slab:
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
         kernels.gather_present(self.slab_RW, changed_R, rows_U, self._settings.absent, out_UD)
 
-    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
-        self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
+    def learn(
+        self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int, passes_U: U32 | None = None
+    ) -> None:
+        self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end, passes_U)
 
     def put(self, rows_U: I32, rows_UD: F32) -> None:
         """Write the weights of rows, bit for bit; within `moving`."""

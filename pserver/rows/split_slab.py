@@ -129,14 +129,17 @@ class SplitSlab:
         out_UD[:] = self._settings.absent
         out_UD[present_U] = there_UD
 
-    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
+    def learn(
+        self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int, passes_U: U32 | None = None
+    ) -> None:
         floats_UW = np.empty((min(ROWS_AT_ONCE, end - begin), self._width), np.float32)
         places_U = frozen(np.arange(len(floats_UW), dtype=np.int32))
         for first in range(begin, end, ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, end)
             self._taken(rows_U, first, last, floats_UW)
             group_U = group_R[rows_U[first:last]]
-            self._settings.learn(floats_UW, places_U, grads_UD[first:last], group_U, 0, last - first)
+            passes = None if passes_U is None else passes_U[first:last]
+            self._settings.learn(floats_UW, places_U, grads_UD[first:last], group_U, 0, last - first, passes)
             put(*self._arrays(), rows_U, first, last, floats_UW)
 
     def _arrays(self) -> tuple[F32, I32, F32, NDArray[np.int64], NDArray[np.int64]]:

@@ -107,7 +107,7 @@ class RowArrays:
         return self.num_numbers * self.row_bytes + self.floats.more_bytes + self.index_I.nbytes
 
     def set(self, settings: RowSettings) -> None:
-        """Between passes: use other settings from here on."""
+        """Between steps: use other settings from here on."""
         self.settings = settings
         self.floats.set(settings)
 

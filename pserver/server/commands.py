@@ -41,14 +41,15 @@ from headrace.rpc import refusals
 
 @dataclass(frozen=True, slots=True)
 class OpenPass(PlainCommand):
-    """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
+    """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close; see Shards.open_pass."""
 
     gate: ClassVar[Gate] = BETWEEN_STEPS
     pass_number: int
+    samples: int = 0
 
     def apply(self, host: ShardHost, call: CommandCall) -> None:
         if host.state.open_pass(self.pass_number) is CallVerdict.ACT:
-            host.shard.open_pass()
+            host.shard.open_pass(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,18 @@ class ReadJoinAnswers(ShardCommand[JoinAnswersPart, JoinAnswers]):
 
 
 @dataclass(frozen=True, slots=True)
+class LeavePass(PlainCommand):
+    """This rank pushes no more in the pass: with `train.max_ahead` no other one waits for it. Every rank sends it."""
+
+    gate: ClassVar[Gate] = BETWEEN_STEPS
+    pass_number: int
+
+    def apply(self, host: ShardHost, call: CommandCall) -> None:
+        host.state.leave(self.pass_number, call.rank)
+        host.closed()
+
+
+@dataclass(frozen=True, slots=True)
 class ClosePass(ShardCommand[str, dict[str, str]]):
     """End the pass: touched rows get `day`. Returns the digest of each shard's pushes, by shard.
 
@@ -178,6 +191,20 @@ class ClosePass(ShardCommand[str, dict[str, str]]):
 
     def combine(self, replies: Sequence[str]) -> dict[str, str]:
         return {str(shard): digest for shard, digest in enumerate(replies)}
+
+
+@dataclass(frozen=True, slots=True)
+class DigestFeatures(ShardCommand[str, str]):
+    """After ClosePass: the digest of all rows that the last closed pass changed in tables of histories, counters and
+    the join. They depend on the log alone, in every mode. Empty without such tables."""
+
+    gate: ClassVar[Gate] = BETWEEN_STEPS
+
+    def apply(self, host: ShardHost, call: CommandCall) -> str:
+        return host.shard.features_digest
+
+    def combine(self, replies: Sequence[str]) -> str:
+        return f"{add(int(reply, 16) for reply in replies):032x}" if replies[0] else ""
 
 
 # --- operations and questions

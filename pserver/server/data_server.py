@@ -205,9 +205,10 @@ class DataServer:
     def _merge_left_s(self) -> float | None:
         """How long the first push that is held may still wait for others; None: as long as its caller."""
         wait_s = self._calls.merge_wait_s
-        if wait_s is None or not self._held:
+        if wait_s is None:
             return None
-        return min(held.since_s for held in self._held.values()) + wait_s - time.monotonic()
+        since_s = [held.since_s for held in self._held.values() if not self._calls.is_applied(held.request)]
+        return min(since_s) + wait_s - time.monotonic() if since_s else None
 
     def _apply_late(self) -> None:
         """Apply the pushes that are held, if the first has waited long enough for others."""
@@ -280,7 +281,7 @@ class DataServer:
         now_s, until = time.monotonic(), Deadline.after(waiting_s(request.left_s))
         gradients = frames.gradients_from(request, arrays, self._calls.widths, self._calls.wires)
         verdict = self._calls.push(request, gradients)
-        if verdict is CallVerdict.REPEAT or self._calls.may_answer(request):
+        if self._calls.may_answer(request):
             self._answer_push(caller, request)
         else:
             self._held[request.rank, request.request] = _Held(caller, request, until, now_s)

@@ -42,13 +42,13 @@ class EmbeddedShards:
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         self._shard = Shard(config, self._pool)
         self._wires = wires_of(config.tables, config.wire)
-        self._ledger = PassState(1, policy_of(config.mode, merge=config.merge))
+        self._ledger = PassState(1, policy_of(config.mode, merge=config.merge, max_ahead=config.max_ahead))
         self._host = ShardHost(self._shard, self._ledger, lambda: feed_at)
         self._predicted: ResolvedBatch | None = None
         """The last pulled batch that is only predicted, so that no exchange releases it."""
 
-    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
-        self.call(OpenPass(pass_number), deadline)
+    def open_pass(self, pass_number: int, deadline: Deadline, samples: int = 0) -> None:
+        self.call(OpenPass(pass_number, samples), deadline)
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
         """There are no messages."""
@@ -93,6 +93,7 @@ class EmbeddedShards:
         if ledger.push(ledger.pass_number, step, rank=0) is CallVerdict.ACT:
             if push is not None:
                 self._shard.apply([push], ledger.pass_number)
+            self._shard.count(scale.batch_samples)
             failpoint(Failpoint.PARTLY_PUSHED)
             ledger.steps.applied()
             if batch is not None:

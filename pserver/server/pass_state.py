@@ -39,6 +39,8 @@ class PassState:
     """The pushes of the open pass."""
     parts: dict[int, StepOrder] = field(default_factory=dict)
     """Those of further parts of its exchanges, by number (pserver.protocol.parts)."""
+    left: set[int] = field(default_factory=set)
+    """Ranks that push no more in the open pass."""
     closing: dict[int, int] = field(default_factory=dict)
     """Ranks that asked for the close, with the day they gave."""
     version: int = 0
@@ -64,6 +66,7 @@ class PassState:
         self.pass_number, self.is_open = pass_number, True
         self.steps = self.policy.steps(pass_number, self.num_ranks)
         self.parts.clear()
+        self.left.clear()
         return CallVerdict.ACT
 
     def order(self, part: int) -> StepOrder:
@@ -74,7 +77,16 @@ class PassState:
             if part > MAX_PARTS:
                 raise InvalidShardCall(f"part {part} of an exchange; there are {MAX_PARTS} at most")
             self.parts[part] = self.policy.steps(self.pass_number, self.num_ranks)
+            for rank in self.left:
+                self.parts[part].leave(rank)
         return self.parts[part]
+
+    def leave(self, pass_number: int, rank: int) -> None:
+        """A rank pushes no more in the open pass."""
+        self.check_open(pass_number, rank)
+        self.left.add(rank)
+        for order in self._orders():
+            order.leave(rank)
 
     def push(self, pass_number: int, step: int, rank: int, part: int = 0) -> CallVerdict:
         """A rank pushes a part of a step. After ACT: apply the pushes of `order(part).due`, then call its `applied`."""

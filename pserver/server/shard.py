@@ -4,6 +4,7 @@ The same code runs in a trainer's process (pserver.server.embedded) and in one o
 It does not know how many ranks there are. A consistency policy decides when a push is applied, and the callers wait.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.pserver.commit.commit_files import PartObjects
 from headrace.pserver.commit.handed_rows import is_handed
-from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.commit.shard_commits import ShardStores
 from headrace.pserver.config import DENSE_SLICES, ShardProcess
+from headrace.pserver.consistency.policy import MODES
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed.feed_server import FeedServer
 from headrace.pserver.feed.publisher import ShardFeed
+from headrace.pserver.protocol.histories import slot_of
 from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart
@@ -48,8 +51,9 @@ class Shard:
     def __init__(self, config: ShardProcess, pool: ThreadPoolExecutor | None = None) -> None:
         """`pool`: for the rows of large batches."""
         buckets = Placement.even(config.num_shards).buckets_of(config.shard)
+        clips = not MODES.load(config.mode).copies_rows
         self.tables = {
-            name: ShardTable(name, section, config.seed, pool, config.groups, buckets)
+            name: ShardTable(name, section, config.seed, pool, config.groups, buckets, clips=clips)
             for name, section in config.tables.items()
         }
         parts, joins = config.parts, config.joins
@@ -61,12 +65,21 @@ class Shard:
         """The histories of the open pass."""
         self.joins = PassJoins(self.tables, joins)
         """The join of the open pass."""
+        self._kept = {*joins, *(name for name, of in config.histories.items() if not isinstance(of, str))}
+        self.features_digest = ""
+        """Of the rows that the last closed pass changed in tables that no step learns; empty without such tables."""
         self.clock = PassClock(self.tables, joins)
         """The clock of the join in the open pass."""
+        self._samples_before, self._samples = 0, Counter[int]()
+        """Samples learnt before the open pass, and in its steps by part of their exchanges (protocol.parts)."""
         self._sweeper = Sweeper()
         hidden = {DENSE_SLICES, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
-        self.feed = ShardFeed(features, config.generation)
+        asked = {name: of for name, of in config.histories.items() if isinstance(of, str)}
+        told = {
+            name: (of, config.groups[slot]) for name, of in asked.items() if (slot := slot_of(name)) in config.groups
+        }
+        self.feed = ShardFeed(features, config.generation, told)
         """The live feed."""
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():
@@ -129,17 +142,23 @@ class Shard:
         samples = {push.batch_samples for push in pushes}
         assert len(samples) <= 1, samples
         batch_samples = max(samples, default=0)
+        learnt = self._samples_before + self._samples[pushes[0].part.number] if pushes else 0
         for name, table in self.tables.items():
             mine = [push for push in pushes if name in push.gradients]
             parts = [_known(push, name) for push in mine]
             unknown = [records for push in mine if (records := _unknown(push, name)) is not None]
             if any(len(rows_U) for rows_U, _ in parts):
                 rows_U, merged = merge(parts)
+                table.learn_after(learnt, version - 1)
                 table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
             if unknown:
                 keys, seen = merge_by_key(unknown)
                 since = min(push.batch.admitted[name] for push in mine if name in push.batch.keys)
                 table.admit(keys.keys_U, keys.group_U, seen, version, since)
+
+    def count(self, samples: int, part: int = 0) -> None:
+        """A step is over whose ranks had so many samples in all; in each part of its exchange."""
+        self._samples[part] += samples
 
     def check(self, push: Push) -> None:
         """Raise InvalidShardCall for gradients that do not fit their batch, or whose batch was not pulled."""
@@ -163,8 +182,10 @@ class Shard:
         for name, rows_U in batch.rows.items():
             self.tables[name].rows.release(rows_U)
 
-    def open_pass(self) -> None:
-        """Begin a pass."""
+    def open_pass(self, samples: int = 0) -> None:
+        """Begin a pass after so many learnt samples."""
+        self._samples_before = samples
+        self._samples.clear()
         self.histories.open_pass()
         self.joins.open_pass()
         self.clock.open_pass()
@@ -178,9 +199,10 @@ class Shard:
         self.histories.close_pass(version)
         self.joins.close_pass(version)
         self.clock.close_pass(version)
-        digest = add(table.close_pass(day) for table in self.tables.values())
+        digests = {name: table.close_pass(day) for name, table in self.tables.items()}
+        self.features_digest = f"{add(digests[name] for name in self._kept):032x}" if self._kept else ""
         self.feed.closed(version)
-        return f"{digest:032x}"
+        return f"{add(digests.values()):032x}"
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -191,15 +213,11 @@ class Shard:
             if isinstance(operation, SetTables):
                 self._sweeper.recount()
             for name in operation.tables_among(self.tables):
-                self.table(name).operate(operation, version)
-            if isinstance(operation, ShrinkRows):
-                self._sweep(self.tables[operation.table], at_once=operation.at_once)
-
-    def _sweep(self, table: ShardTable, *, at_once: bool) -> None:
-        if at_once:
-            run(table.deletions.sweep())
-        else:
-            self._sweeper.sweep(table)
+                table = self.table(name)
+                table.operate(operation, version)
+                if isinstance(operation, ShrinkRows) and operation.at_once:
+                    run(table.deletions.sweep())
+        self._sweep()
 
     def survey(self, shrink: ShrinkRows) -> ShrinkSurvey | None:
         """The rows that a shrink would delete; None while a thread counts."""
@@ -243,6 +261,11 @@ class Shard:
 
     def _begin(self, version: int) -> None:
         self.feed.begin(version)
+        for table in self.tables.values():
+            table.begin(version)
+        self._sweep()
+
+    def _sweep(self) -> None:
         for table in self.tables.values():
             if table.deletions.sweeping:
                 self._sweeper.sweep(table)

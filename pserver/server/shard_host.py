@@ -57,7 +57,7 @@ class ShardHost:
         self.close_digest = ""
         """The digest of the last closed pass."""
         self.closed: Callable[[], None] = lambda: None
-        """Called when a pass has closed, which may allow answers to pushes."""
+        """Called when a pass has closed, or a rank has left it, which may allow answers to pushes."""
         self._stopping = False
         self.figures: Callable[[], ShardFigures | None] = lambda: None
         """Returns traffic, waits and refusals of a shard that is a process."""

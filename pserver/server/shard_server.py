@@ -70,7 +70,7 @@ class _Servicer:
     def __init__(self, config: ShardProcess, listener: DataListener, identity: Identity | None) -> None:
         self._config, self._identity = config, identity
         self._shard = Shard(config)
-        state = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
+        state = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge, max_ahead=config.max_ahead))
         feed_at = partial(feed_server.endpoint_of, config.interface, identity)
         self.host = ShardHost(self._shard, state, feed_at, config.shard, config.max_message)
         self.steps = StepCalls(config, self._shard, state, self.host.turn)

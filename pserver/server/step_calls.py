@@ -41,6 +41,7 @@ class StepCalls:
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""
         self._shard, self._ledger, self._turn = shard, ledger, turn
         self._pushes: dict[tuple[int, int, int], Push | None] = {}  # by part, step and rank: accepted, not applied yet
+        self._samples: dict[tuple[int, int, int], int] = {}  # of these steps, also of those without gradients
         self._early, self._early_pass = EarlyRows(config.num_ranks), 0
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
@@ -119,6 +120,7 @@ class StepCalls:
         if verdict is CallVerdict.REPEAT:
             return verdict
         self._pushes[part, step, rank] = push
+        self._samples[part, step, rank] = request.batch_samples
         if verdict is CallVerdict.ACT:
             self._apply_due(request.pass_number, part)
         else:
@@ -132,7 +134,10 @@ class StepCalls:
         order = self._ledger.order(part)
         due = order.due()
         pushes = [push for key in due if (push := self._pushes.pop((part, *key), None)) is not None]
-        self._shard.apply(pushes if self._ledger.policy.meets_in_steps else as_one_step(pushes), pass_number)
+        samples = [self._samples.pop((part, *key)) for key in due]
+        together = self._ledger.policy.meets_in_steps
+        self._shard.apply(pushes if together else as_one_step(pushes), pass_number)
+        self._shard.count(max(samples) if together else sum(samples), part)
         if len(due) == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
         order.applied()
@@ -143,6 +148,10 @@ class StepCalls:
     @property
     def merge_wait_s(self) -> float | None:
         return self._ledger.policy.merge_wait_s
+
+    def is_applied(self, request: DataRequest) -> bool:
+        """Whether a push is applied, and its answer waits for slower ranks."""
+        return (request.part.number, request.step, request.rank) not in self._pushes
 
     def wait_no_longer(self) -> None:
         """A push has waited for `merge_wait_s`: apply all that are accepted."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.keys import NUM_BUCKETS, unique_keys
+from headrace.keys import NUM_BUCKETS
 
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
@@ -28,11 +28,6 @@ def sort_order_of(keys_U: U64) -> U64:
     """(U,) sort order of keys in a store: keys rotated right by 12 bits, so the bucket comes first; a bijection."""
     order_U: U64 = keys_U >> np.uint64(BUCKET_BITS) | keys_U << np.uint64(64 - BUCKET_BITS)
     return order_U
-
-
-def sorted_keys(keys_N: U64) -> U64:
-    """(U,) unique keys of (N,) keys, ascending by `sort_order_of`."""
-    return keys_in_order(unique_keys(sort_order_of(keys_N)))
 
 
 def keys_in_order(order_U: U64) -> U64:

@@ -32,11 +32,14 @@ from headrace.pserver.lifecycle.deletions import Deletions, by_group
 from headrace.pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
+    ClearSlot,
     ExportCut,
     ForgetRow,
+    FreezeSlot,
     SetTables,
     ShrinkRows,
     TableOperation,
+    UnfreezeSlot,
 )
 from headrace.pserver.protocol.wire import is_exact
 from headrace.pserver.rows import kernels
@@ -67,9 +70,12 @@ class ShardTable:
         pool: ThreadPoolExecutor | None = None,
         groups: Mapping[str, int] | None = None,
         buckets: tuple[int, int] = ALL_BUCKETS,
+        *,
+        clips: bool = True,
     ) -> None:
-        """`groups` are the slot groups by slot, `buckets` those of the shard."""
-        self.name, self.section = name, section
+        """`groups` are the slot groups by slot, `buckets` those of the shard. `clips`: whether `clip_norm` is for the
+        gradients of steps; if not, trainers have clipped what is in their sums."""
+        self.name, self.section, self._clips = name, section, clips
         self._groups = dict(groups or {})
         settings, self._halves = RowSettings.of(section, self._groups), WorkSplitter(pool)
         self._life = TableAging(section, self._groups)
@@ -154,23 +160,49 @@ class ShardTable:
             out_UD[unknown_U] = again_UD
         return out_UD
 
+    def learn_after(self, samples: int, versions: int) -> None:
+        """Learn the next steps at the rates after so many samples and versions."""
+        settings = self.rows.settings
+        share = settings.share_after(samples, versions)
+        if share != settings.share:
+            self.rows.set(settings.at(share))
+
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
         """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
         grads_UD = self._scaled(push, batch_samples)
         with self.rows.moving:
             self.rows.open_version = version
             group_R, learn = self.rows.columns["group"], self.rows.floats.learn
+            learning_U = self._learning(rows_U)
+            learns_U, grads_UD = frozen(rows_U[learning_U]), frozen(grads_UD[learning_U])
+            passes_U = self._passes(learns_U, version)
             self._life.bring(self.deletions.statistics(), rows_U, version)
-            self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
+            self._halves.do(len(learns_U), lambda begin, end: learn(learns_U, grads_UD, group_R, begin, end, passes_U))
             self._record(rows_U, push, version)
+
+    def _learning(self, rows_U: I32) -> NDArray[np.bool_] | slice:
+        """Which of the rows are in slots that are not frozen."""
+        if not self._life.frozen_groups:
+            return slice(None)
+        return ~np.isin(self.rows.columns["group"][rows_U], list(self._life.frozen_groups))
+
+    def _passes(self, rows_U: I32, version: int) -> U32 | None:
+        """(U,) passes for which each row owes weight decay, if there is any; 0 for a new row."""
+        if not self.section.weight_decay:
+            return None
+        changed_U = self.rows.columns["changed_version"][rows_U]
+        since_U = np.maximum(changed_U, self._life.owing_since(self.rows.columns["group"][rows_U]))
+        return frozen(np.where((changed_U == 0) | (since_U > version), 0, version - since_U).astype(np.uint32))
 
     def _scaled(self, push: Gradients, batch_samples: int) -> F32:
         """The gradients of merged records as the optimizer takes them."""
-        grads_UD, most = push.grads_UD, self.section.clip_norm
+        grads_UD, most = push.grads_UD, self.section.clip_norm if self._clips else None
         if self.section.grad_scale == "show":
             scaled_UD = np.empty_like(grads_UD)
             kernels.scale_by_show(grads_UD, push.show_U, np.float32(batch_samples), scaled_UD)
             grads_UD = frozen(scaled_UD)
+        elif self.section.grad_scale == "sum":
+            grads_UD = frozen(grads_UD * np.float32(batch_samples))
         if most is None:
             return grads_UD
         long_UD, clipped_UD = frozen(grads_UD), np.empty_like(grads_UD)
@@ -260,9 +292,13 @@ class ShardTable:
             self._num_touched,
         )
         self._new_rows += made
-        self.rows.floats.join(rows_U, self.rows.columns, *coefficients)
+        self.rows.floats.join(frozen(rows_U[self._learning(rows_U)]), self.rows.columns, *coefficients)
 
     # --- passes ------------------------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        """After a restore of `version`: go on under the present settings, which may be others than before."""
+        self._life.set(self.section, self._groups, version)
 
     def open_pass(self) -> None:
         """Begin a pass: no rows touched, none new."""
@@ -297,17 +333,23 @@ class ShardTable:
                 self._selection.forget(keys_U)
                 self.deletions.forget(keys_U)
             case SetTables(tables=tables):
-                self._set(TableSection.model_validate(tables[self.name]))
+                self._set(TableSection.model_validate(tables[self.name]), version)
+            case ClearSlot(group=group):
+                self._life.clear(group, version)
+            case FreezeSlot(group=group):
+                self._life.freeze(group)
+            case UnfreezeSlot(group=group):
+                self._life.unfreeze(group, version)
             case ExportCut():
                 self._life.cut(operation, version)
             case _:
                 assert_never(operation)
 
-    def _set(self, section: TableSection) -> None:
+    def _set(self, section: TableSection, version: int) -> None:
         self.section = section
         settings = RowSettings.of(section, self._groups)
         self.rows.set(settings)
-        self._life.set(section, self._groups)
+        self._life.set(section, self._groups, version)
         if restarted := self._selection.set(settings.classes):
             log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
 
@@ -328,4 +370,5 @@ class ShardTable:
             sweeping=sweeping,
             unadmitted=self._unadmitted,
             new_by_group=by_group(self.deletions.made_G - self._made_before_G),
+            frozen_groups=tuple(sorted(self._life.frozen_groups)),
         )

@@ -84,10 +84,11 @@ class TableOverview:
         "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
         "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
         if it is never seen again). Of histories and counters also "words": the weights as bits.
-        "admission": the state of each entry; [] without entries.
+        "admission": the state of each entry; [] without entries. "frozen": only there, and true, if its slot is frozen.
         """
         facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
         facts["admission"] = self.selection.explain(key, group, self.life.day)
+        facts |= {"frozen": True} if group in self.life.frozen_groups else {}
         words_UW = self._words_of(np.array([key], np.uint64))
         if not len(words_UW) or not words_UW[0, 1] or self.life.absent(words_UW)[0]:
             return facts

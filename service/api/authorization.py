@@ -56,12 +56,6 @@ KEY_PARAMETER = {
     "Keys are kept for a day.",
     "schema": {"type": "string", "minLength": 1, "maxLength": idempotency.MAX_KEY, "pattern": "^[ -~]+$"},
 }
-REPLAYED_HEADER = {
-    idempotency.REPLAYED: {
-        "description": "true: this is the answer to an earlier request.",
-        "schema": {"type": "string"},
-    }
-}
 
 
 def authorized(role: Role | None, *statuses: HTTPStatus, act: str = "", repeatable: bool = False) -> dict[str, Any]:

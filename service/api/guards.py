@@ -19,7 +19,7 @@ from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.commit_lookup import reader
-from headrace.service.history.slot_report import JobReport, SlotOrder, ranked, report_of
+from headrace.service.history.slot_report import JobReport, SlotDiagnosis, SlotOrder, ranked, report_of
 from headrace.service.history.version_ages import read_ages
 from headrace.trainer.checkpoint.commits import Commits
 
@@ -28,39 +28,6 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["guards"], route_class=Authori
 MAX_WEIGHED_ROWS = 200_000
 """A commit with more rows is not read here, so that the service stays quick; its slots have no weight."""
 GONE = (HTTPStatus.NOT_FOUND,)
-
-
-class SlotDiagnosis(ResponseBody):
-    """A sparse slot; null: not known. Figures of the last pass need a section `guards` in the spec."""
-
-    slot: str
-    drift: float | None
-    """How far its values are from those of the passes before."""
-    coverage: float | None
-    """Part of the samples that have a value."""
-    reference_coverage: float | None
-    """The same, of the passes before."""
-    null_rate: float | None
-    """Part of its values that are padding."""
-    mean_count: float | None
-    """Mean number of values in a sample."""
-    distinct: int | None
-    new_rows: float | None
-    """Rows made in the last pass for each of its values."""
-    rows: int
-    """Rows in the commit. Slots that share rows have the same ones."""
-    rows_share: float
-    """Its part of the rows of all tables."""
-    num_bytes: int
-    """Its part of the table's files in the commit, by rows."""
-    weight: float | None
-    """Mean size of the first-order weights; null in a commit of more than 200,000 rows."""
-    worth: float | None
-    """Null here: only `headrace doctor --worth` has it."""
-    signs: list[str]
-    """Signs of trouble, each with what to do."""
-    drifted: str | None
-    """In words, if its values are others than before, which is no trouble where no bound of drift is set."""
 
 
 class JobDiagnosis(ResponseBody):

@@ -64,6 +64,24 @@ class ResizeProgress(_PartOfStatus):
     """Seconds since the request."""
 
 
+class ElasticTrainers(_PartOfStatus):
+    """An elastic number of trainers."""
+
+    min: Number
+    max: Number
+    """The bound of the job file, or the lower one of a resize."""
+    present: Number
+    """Trainers that run; 0 while the job waits for workers."""
+    spares: Number
+    """Workers without a place, which stand by."""
+    waits: str
+    """The change that is to come, or what is waited for; empty while nothing is to change."""
+    for_s: Number
+    """For how long it has waited for that."""
+    fewer: str
+    """Why the job went on with fewer trainers, until it has more again."""
+
+
 class Straggler(_PartOfStatus):
     """The trainer that the others waited for longest in recent passes."""
 
@@ -140,6 +158,8 @@ class JobFigures(ResponseBody):
     """Number of running "trainers" and "shards"; 0 shards: the shard lives in the trainer. {} before they train."""
     resizing: ResizeProgress | None
     """The resize that is being prepared; null without one."""
+    elastic: ElasticTrainers | None
+    """Null for a job with a fixed number of trainers."""
     links: dict[str, dict[str, dict[str, Number]]]
     """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""
@@ -152,9 +172,12 @@ class JobFigures(ResponseBody):
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
     """By stream: the state of its exports."""
+    evaluator: dict[str, Any] | None
+    """Its newest score: "version", "commit", "at", "samples", "tasks" (measures by task), "error"; then "scored"
+    versions, "restarts" and "trouble". Null for a job without one."""
     alarms: dict[str, str]
     """Problems of a job that keeps running: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
-    "certificates", "exports", "gates"."""
+    "certificates", "readers", "trainers", "exports", "gates", "evaluator"."""
 
 
 def figures_of(status: Status) -> JobFigures:
@@ -164,6 +187,7 @@ def figures_of(status: Status) -> JobFigures:
         "restarts": status.restarts or 0,
         "overrides": finite(status.overrides),
         "exports": finite(plain(status.exports)),
+        "evaluator": None if status.evaluator is None else finite(plain(status.evaluator)),
         "alarms": {alarm.value: text for alarm, text in alarms(status).items()},
     }
     same = {name: getattr(status, name) for name in JobFigures.model_fields if name not in together}

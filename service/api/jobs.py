@@ -14,6 +14,7 @@ from headrace.codec import plain
 from headrace.config import FolderPath
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.printable import counted
 from headrace.rpc.job_client import JobClient
 from headrace.service.api import etags
 from headrace.service.api.actions import ActionCall, IfMatch, action
@@ -239,7 +240,7 @@ def delete_job(
     ),
 )
 def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
-    """Change learning rates, decays and thresholds. They take effect at the next close, which the operation awaits.
+    """Change learning rates, schedules, decays and thresholds. They act from the next close; the operation awaits it.
 
     They override the spec, also after a restart. Invalid settings are refused at once.
     """
@@ -285,12 +286,13 @@ def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
         call.statuses.forget(call.name)
         present, cluster = call.statuses.of(call.name).workers, call.loaded.cluster
         shards = present.get("shards", cluster.num_shards) if asked.shards is None else asked.shards
-        trainers = present.get("trainers", cluster.trainers) if asked.trainers is None else asked.trainers
-        if shards + trainers > MAX_WORKERS:
+        trainers = present.get("trainers", cluster.num_trainers) if asked.trainers is None else asked.trainers
+        if (total := shards + trainers + cluster.readers) > MAX_WORKERS:
             key = "trainers" if asked.shards is None else "shards"
+            readers = f" with {counted(cluster.readers, 'reader')}" if cluster.readers else ""
             raise SpecError(
-                f"{shards} shards and {trainers} trainers are {shards + trainers} workers; a job has at most "
-                f"{MAX_WORKERS}",
+                f"{counted(shards, 'shard')} and {counted(trainers, 'trainer')} are {total} workers{readers}; a "
+                f"job has at most {MAX_WORKERS}",
                 key,
             )
 

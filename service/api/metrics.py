@@ -40,6 +40,9 @@ class JobMetrics(ResponseBody):
     """Of the last pass."""
     slices: dict[str, Any]
     """"life" and "window": by task, slot and value; see `metrics.slices`."""
+    reliability: dict[str, Any]
+    """"life" and "window": by task with loss "bce", for tenths of the samples by their predictions: the mean
+    "prediction", the mean "label", the "weight"."""
     tensors: dict[str, Any]
     """"pass", "window" and "life": mean and more of each tensor that the model returns."""
     infer_first: dict[str, Measures]
@@ -72,10 +75,13 @@ def metrics(statuses: StatusesOf, job: JobName) -> JobMetrics:
 def job_metrics(status: Status) -> JobMetrics:
     """The metrics in a status."""
     found = status.metrics
-    slices = {
-        span: {task: finite(measures.get("slices", {})) for task, measures in tasks.items()}
-        for span, tasks in (("life", found.life), ("window", found.window))
-    }
+    slices, reliability = (
+        {
+            span: {task: finite(measures.get(key, nothing)) for task, measures in tasks.items()}
+            for span, tasks in (("life", found.life), ("window", found.window))
+        }
+        for key, nothing in (("slices", {}), ("reliability", []))
+    )
     life, window, last_pass = (status.measures(span) for span in SPANS)
     first = found.infer_first or {}
     return JobMetrics(
@@ -84,6 +90,7 @@ def job_metrics(status: Status) -> JobMetrics:
         window=window,
         last_pass=last_pass,
         slices=slices,
+        reliability=reliability,
         tensors=finite(found.tensors),
         infer_first={
             span: {task: numbers(each) for task, each in first.get(span, {}).items()} for span in SPANS if first

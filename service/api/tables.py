@@ -1,5 +1,6 @@
 """/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is in service.tables."""
 
+import inspect
 from contextlib import suppress
 from dataclasses import asdict
 from http import HTTPStatus
@@ -9,9 +10,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi import Path as InPath
 from pydantic import Field
 
+from headrace.config import NotNegative
+from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
-from headrace.pserver.config import LAST_DAY, Days, NotNegative
+from headrace.pserver.config import LAST_DAY, Days
+from headrace.pserver.protocol.table_operations import SLOT_CHANGES, SlotChange
+from headrace.rpc.job_client import JobClient
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from headrace.service.api.forms import Form, FormField, Group, trains
@@ -29,6 +34,7 @@ from headrace.service.tables import forget as forgetting
 from headrace.service.tables import row, table_requests
 from headrace.service.tables.committed_tables import newest
 from headrace.trainer.job_status import Status
+from headrace.validation import no_such
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=AuthorizedRoute)
 
@@ -36,6 +42,7 @@ ACT_S = 600.0
 """How long an operation waits until it has taken effect."""
 EXPLAIN_S = 20.0
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
+SlotName = Annotated[str, InPath(description="A sparse slot.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
 
 
@@ -54,6 +61,8 @@ class TableEntry(ResponseBody):
     """Rows changed since the newest commit, on the shard with most of them: they cannot be evicted from memory."""
     dim: int
     """Length of a row's vector."""
+    frozen: list[str]
+    """Slots whose rows do not learn, until they are unfrozen."""
     slots: dict[str, dict[str, Any]]
     """By slot: its `rows`, which slots of one `share` have in common, and statistics of its values over the job's
     life. With `guards`, also the `drift` of the newest pass."""
@@ -227,6 +236,34 @@ def day_tick(call: ActionCall, asked: DayTickRequest | None = None) -> Operation
     return call.start("day-tick", "waiting for the next close", ACT_S, work)
 
 
+def _add_slot_action(change: type[SlotChange]) -> None:
+    """The action for a change of all rows of a slot."""
+    summary, _, effect = inspect.cleandoc(change.__doc__ or "").partition("\n\n")
+
+    def act(call: ActionCall, slot: SlotName) -> Operation:
+        store, request = call.job.store, {"op": change.name, "slot": slot}
+        names = [each.name for each in Schema.of(call.loaded.spec.slots).sparse]
+        if slot not in names:
+            raise http_error(HTTPStatus.NOT_FOUND, no_such("sparse slot", slot, names))
+
+        def work(deadline: Deadline) -> dict[str, Any]:
+            return {"slot": slot, "version": JobClient(store).carry_out(request, deadline)}
+
+        return call.start(change.name, "waiting for the next close", ACT_S, work)
+
+    act.__name__, act.__doc__ = change.name, change.__doc__
+    path, id_, words = f"/slots/{{slot}}/{change.name}", f"{change.name}Slot", " ".join(effect.split())
+    fields = (FormField("slot", "Slot"),)
+    form = Form(
+        Group.ROWS, f"{change.name.capitalize()} slot", f"{summary} {words}", trains, fields, grave=change.deletes
+    )
+    action(router, path, id=id_, summary=summary.rstrip("."), form=form)(act)
+
+
+for _change in SLOT_CHANGES:
+    _add_slot_action(_change)
+
+
 def _check_table(job: LoadedJob, table: str) -> None:
     if table not in job.spec.tables:
-        raise http_error(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; known: {', '.join(job.spec.tables)}")
+        raise http_error(HTTPStatus.NOT_FOUND, no_such("table", table, job.spec.tables))

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from headrace.blob.store_address import StoreAddress, StoreKind
+from headrace.blob.store_address import StoreAddress
 from headrace.blob.store_address import parse as parse_store_address
 from headrace.dataset.spec.path_part import PathPart
 from headrace.dataset.spec.path_pattern import Pattern
@@ -31,6 +31,8 @@ class ReservedPaths:
     places: tuple[Path, ...] = ()
     exports: tuple[Path, ...] = ()
     """Folders that jobs export to."""
+    objects: tuple[str, ...] = ()
+    """Buckets with prefixes that jobs mirror or export to."""
     strict: bool = False
     """Whether a pattern that could match a reserved path is refused, too, and whether every folder with a store's
     marker is reserved, also if no job of the service owns it."""
@@ -48,13 +50,15 @@ def reserved_by_jobs(jobs: Iterable[tuple[str, Mapping[str, Any], Path, Path]]) 
     """Reserve stores, mirrors and exports of jobs, each a name, raw spec, base folder and store."""
     places: list[Path] = []
     exports: list[Path] = []
+    objects: list[str] = []
     for name, raw, base, store in jobs:
         section = raw.get("store")
         mirror = section.get("mirror") if isinstance(section, Mapping) else None
         given = [path / name for path in _folders(_export_paths(raw), base)]
         places += [store.resolve(), *_folders([mirror], base), *given]
         exports += [store.resolve() / EXPORTS, *given]
-    return ReservedPaths(tuple(places), tuple(exports), strict=True)
+        objects += [*_buckets([mirror]), *(f"{root}/{name}" for root in _buckets(_export_paths(raw)))]
+    return ReservedPaths(tuple(places), tuple(exports), tuple(objects), strict=True)
 
 
 def enclosing_store(real: Path) -> Path | None:
@@ -80,10 +84,21 @@ def _folders(texts: Iterable[Any], base: Path) -> Iterator[Path]:
     for text in texts:
         try:
             address = parse_store_address(text, base) if isinstance(text, str) else None
-            if address is not None and address.kind is StoreKind.FOLDER:
+            if address is not None and address.is_folder:
                 yield Path(address.root).resolve()
         except (ValueError, OSError, RuntimeError):
             continue
+
+
+def _buckets(texts: Iterable[Any]) -> Iterator[str]:
+    """Those of `texts` that are in an object store: see StoreAddress.place."""
+    for text in texts:
+        try:
+            address = parse_store_address(text) if isinstance(text, str) and "://" in text else None
+        except ValueError:  # a spec that is none any more
+            continue
+        if address is not None and not address.is_folder:
+            yield address.place
 
 
 MAX_LOOKED = 1000
@@ -133,9 +148,9 @@ class AllowedPaths:
         self._check_path(_plain(text, at), folder, at)
 
     def check_place(self, text: str, folder: Path, at: str) -> None:
-        """Check a folder, "file:///folder" or "s3://bucket/prefix". Raises SpecError at the key `at`."""
+        """Check a folder, or the address of one or of an object store. Raises SpecError at the key `at`."""
         address, root = self._address(text, folder, at)
-        if address.kind is StoreKind.S3:
+        if not address.is_folder:
             self._check_object_store(address, at)
         else:
             self._check_path(root, folder, at)
@@ -143,8 +158,8 @@ class AllowedPaths:
     def check_export(self, text: str, folder: Path, at: str) -> None:
         """As `check_place`, for an export that is read: folders that jobs export to are allowed, too."""
         address, root = self._address(text, folder, at)
-        if address.kind is StoreKind.S3:
-            self._check_object_store(address, at)
+        if not address.is_folder:
+            self._check_object_store(address, at, export=True)
         elif not any(_within(_resolved(Path(root), at), place) for place in self.reserved.exports):
             self._check_path(root, folder, at, export=True)
 
@@ -186,7 +201,7 @@ class AllowedPaths:
         return None if store is None or (export and _within(real, store / EXPORTS)) else store
 
     def _check_root(self, path: Path, real: Path, text: str, at: str) -> None:
-        roots = [Path(root.root) for root in self.roots if root.kind is StoreKind.FOLDER]
+        roots = [Path(root.root) for root in self.roots if root.is_folder]
         named = any(_within(path, root) or _within(path, _resolved(root)) for root in roots)
         if not named or not any(_within(real, _resolved(root)) for root in roots):
             leads = f" (it leads to {real})" if named else ""
@@ -200,17 +215,27 @@ class AllowedPaths:
             raise SpecError(str(error), at) from None
         return address, _plain(address.root, at)  # again: it may have been written with %2e
 
-    def _check_object_store(self, address: StoreAddress, at: str) -> None:
-        parts = address.root.split("/")
-        if "" in parts or "." in parts:
+    def _check_object_store(self, address: StoreAddress, at: str, *, export: bool = False) -> None:
+        if not {"", "."}.isdisjoint(address.root.split("/")):
             raise SpecError(f"{address.text!r} has a part that is empty or a dot", at)
+        parts = address.place.split("/")
         for root in self.roots:
-            above = root.root.split("/")
-            if root.kind is StoreKind.S3 and parts[: len(above)] == above:
+            above = root.place.split("/")
+            if not root.is_folder and parts[: len(above)] == above:
                 if address.options == root.options:
+                    if not export:
+                        self._check_reserved_objects(address, at)
                     return
                 raise SpecError(f"{address.text!r} must have the options after '?' that the root has: {root.text}", at)
         raise SpecError(f"{address.text!r} is outside of the allowed paths; {self._allowed()}", at)
+
+    def _check_reserved_objects(self, address: StoreAddress, at: str) -> None:
+        parts = address.place.split("/")
+        for place in self.reserved.objects:
+            if all(mine == theirs for mine, theirs in zip(parts, place.split("/"), strict=False)):
+                raise SpecError(
+                    f"{address.text!r} would reach {place}, which belongs to a job; name another prefix", at
+                )
 
     def _allowed(self) -> str:
         roots = ", ".join(root.text for root in self.roots) or ("nothing" if self.own is None else "nothing else")

@@ -59,7 +59,8 @@ class AllowSection(Section):
     export_commands: tuple[CommandWords, ...] = ()
     """Commands for `exports.<s>.command`, in the same form."""
     roots: tuple[str, ...] = ()
-    """Folders and "s3://bucket/prefix" below which specs may read and write. A job's own folder is always allowed."""
+    """Folders and addresses in object stores below which specs may read and write. A job's own folder is always
+    allowed."""
     interfaces: tuple[str, ...] = ()
     """Network interfaces that specs may name in `cluster.interface`, and addresses HOST:PORT for `cluster.listen`: jobs
     open ports there, for other machines."""

@@ -34,7 +34,8 @@ def check_size(raw: Mapping[str, Any]) -> None:
     slots = raw.get("slots")
     _check_count("slots", sum(_num_names(entry) for entry in slots) if isinstance(slots, list) else 0, MAX_SLOTS)
     cluster = raw.get("cluster")
-    workers = [cluster.get(key) for key in ("trainers", "shards")] if isinstance(cluster, dict) else []
+    workers = [cluster.get(key) for key in ("trainers", "shards", "readers")] if isinstance(cluster, dict) else []
+    workers = [number.get("max") if isinstance(number, dict) else number for number in workers]  # of a range
     _check_count("cluster", sum(number for number in workers if isinstance(number, int)), MAX_WORKERS)
 
 

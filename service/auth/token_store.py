@@ -20,12 +20,12 @@ class StoredTokens:
         with self._records.reading() as session:
             return [_token(row) for row in session.scalars(select(TokenRow).order_by(TokenRow.created_at, TokenRow.id))]
 
-    def add(self, token: Token, now: datetime) -> None:
-        live = select(TokenRow.name).where(
-            TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
-        )
+    def add(self, token: Token, now: datetime, *, replaces: bool = False) -> None:
+        live = TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
         with self._records.session() as session:
-            check_room(token.name, list(session.scalars(live)))
+            if replaces:
+                session.execute(update(TokenRow).where(*live, TokenRow.name == token.name).values(revoked_at=now))
+            check_room(token.name, list(session.scalars(select(TokenRow.name).where(*live))))
             session.add(
                 TokenRow(
                     id=token.id,

@@ -66,8 +66,11 @@ class TokenRows(Protocol):
         """All tokens, also revoked and expired ones, by creation time and id."""
         ...
 
-    def add(self, token: Token, now: datetime) -> None:
-        """Store a new token. Raises SpecError where a live one has its name, or there are MAX_TOKENS."""
+    def add(self, token: Token, now: datetime, *, replaces: bool = False) -> None:
+        """Store a new token; if it `replaces` a live one of its name, that one is revoked in the same transaction.
+
+        Raises SpecError where a live one has its name, or there are MAX_TOKENS.
+        """
         ...
 
     def revoke(self, token_id: str, now: datetime) -> bool:
@@ -90,10 +93,13 @@ class MemoryTokenRows:
         with self._lock:
             return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
 
-    def add(self, token: Token, now: datetime) -> None:
+    def add(self, token: Token, now: datetime, *, replaces: bool = False) -> None:
         with self._lock:
-            check_room(token.name, [other.name for other in self._tokens.values() if other.live(now)])
-            self._tokens[token.id] = token
+            live = [other for other in self._tokens.values() if other.live(now)]
+            before = [other for other in live if replaces and other.name == token.name]
+            check_room(token.name, [other.name for other in live if other not in before])
+            changed = [token, *(replace(other, revoked_at=now) for other in before)]
+            self._tokens |= {each.id: each for each in changed}
 
     def revoke(self, token_id: str, now: datetime) -> bool:
         with self._lock:
@@ -195,6 +201,28 @@ class Tokens:
         self.rows.add(token, now)
         self.forget()
         return token, text
+
+    def add(self, text: str, name: str, role: Role, lifetime: timedelta | None = None) -> Token:
+        """Store a token whose text is given; one that is there stays as it is, also if it was revoked.
+
+        A new one takes the place of a live one of its name, as where the Secret of a pod was rotated. Raises
+        SpecError, Unavailable.
+        """
+        if (found := FORM.fullmatch(text)) is None:
+            raise SpecError("is no token: mlr_, 16 hexadecimal digits, _, 64 hexadecimal digits", "token")
+        token_id, secret = found.groups()
+        now = self._clock()
+        made, _ = new_token(name, role, now, lifetime)
+        token = replace(made, id=token_id, hash=hashed(secret, made.salt))
+        if (there := next((each for each in self.rows.all() if each.id == token_id), None)) is not None:
+            if (hashed(secret, there.salt), name, role) != (there.hash, there.name, there.role):
+                raise SpecError(
+                    f"{token_id} is another token, {there.name!r}, {there.role.word}; make new ones", "token"
+                )
+            return there
+        self.rows.add(token, now, replaces=True)
+        self.forget()
+        return token
 
     def revoke(self, which: str) -> Token:
         """Revoke the token with this id, or the live one with this name. Raises SpecError.

@@ -15,7 +15,7 @@ from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
-    from headrace.service.cli.rest_client import ServiceClient
+    from headrace.service.python.rest_client import ServiceClient
     from headrace.service.spec.job import LoadedJob
 
 app = typer.Typer()
@@ -33,10 +33,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="An export's name, or 
 
 def choose_stream(job: "LoadedJob", name: str | None) -> str:
     """The stream called `name`, or the only one. Raises SpecError."""
-    from headrace.validation import nearest
+    from headrace.validation import no_such
 
     if name is not None and name not in job.spec.exports:
-        raise SpecError(f"there is no stream {name!r}; {nearest(name, job.spec.exports)}", "exports")
+        raise SpecError(no_such("stream", name, job.spec.exports), "exports")
     if name is not None:
         return name
     return _only(job.spec.exports)

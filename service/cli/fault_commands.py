@@ -36,13 +36,17 @@ def faults(
     Example: headrace faults job.toml --rounds 3 --events 100000
     """
     from headrace.service.cli.fault_output import run_rounds
+    from headrace.service.cluster.warm import warm_launchers
+    from headrace.service.cluster.worker_plan import OF_ANY_JOB
     from headrace.service.faults.rounds import FaultRuns
 
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    if not run_rounds(
-        lambda on_line: FaultRuns(job, overrides, events, chosen, on_line, operated=operator),
-        rounds,
-        chosen,
-        as_json=as_json,
-    ):
+    with warm_launchers(OF_ANY_JOB):  # each round starts a job
+        passed = run_rounds(
+            lambda on_line: FaultRuns(job, overrides, events, chosen, on_line, operated=operator),
+            rounds,
+            chosen,
+            as_json=as_json,
+        )
+    if not passed:
         raise typer.Exit(1)

@@ -53,6 +53,28 @@ def log(
     print_log(load_run(job, overrides).store / "log", last=last, as_json=as_json)
 
 
+@app.command(rich_help_panel=Panel.LOOK)
+def tensorboard(
+    job: SpecFile,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where TensorBoard looks: `tensorboard --logdir DIR`.")],
+    overrides: Overrides = [],  # noqa: B006
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with each new close, until Ctrl-C.")] = False,
+) -> None:
+    """Write the figures of each close in a job's log as event files of TensorBoard.
+
+    Example: headrace tensorboard job.toml runs/clicks
+    """
+    from headrace.lifecycle import stop_flag
+    from headrace.service.history.event_files import EVERY_S, EventFiles
+
+    files = EventFiles(load_run(job, overrides).store / "log", folder)
+    with stop_flag() as stopping:
+        print(f"{files.write_on()} closes in {folder}", flush=True)
+        while follow and not stopping.wait(EVERY_S):
+            files.write_on()
+    files.close()
+
+
 @commits.command("list")
 def list_(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
     """Print the commits, oldest first.

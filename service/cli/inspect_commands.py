@@ -22,7 +22,9 @@ OfJob = Annotated[Path | None, typer.Option("--job", metavar="JOB.TOML", help="T
 Top = Annotated[
     int, typer.Option("--top", min=0, metavar="N", help="How many of the rows that moved farthest to name.")
 ]
-Address = Annotated[str, typer.Argument(metavar="EXPORT", help="Its folder or s3:// address.", show_default=False)]
+Address = Annotated[
+    str, typer.Argument(metavar="EXPORT", help="Its folder or its address in an object store.", show_default=False)
+]
 
 
 def _job(path: Path | None, overrides: list[str]) -> "LoadedJob | None":

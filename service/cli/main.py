@@ -30,6 +30,7 @@ from headrace.service.cli import (
     service_commands,
     size_command,
     spec_commands,
+    suggest_command,
     sweep_command,
     table_commands,
     token_commands,
@@ -42,7 +43,7 @@ from headrace.service.cli.panels import Panel, PanelledGroup
 WIDTH = 100
 """Most columns of a page of help."""
 IN_ORDER = (
-    run_command, demo_command, example_command, spec_commands, size_command, sweep_command,
+    run_command, demo_command, example_command, spec_commands, size_command, suggest_command, sweep_command,
     history_commands, table_commands, guard_commands, inspect_commands,
     prediction_commands, export_commands, replica_command,
     resize_command, fault_commands,

@@ -1,16 +1,19 @@
 """The commands `predict` and `evaluate`. They read arguments; the other modules of this package do the work."""
 
 import json
+import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
+from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.lifecycle import on_stop_signal
@@ -21,6 +24,7 @@ from headrace.service.cli.targets import Token, Url, path_of, remote_name, servi
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
+    from headrace.trainer.predict.config import PredictionRequest
 
 app = typer.Typer()
 
@@ -42,6 +46,10 @@ Spec = Annotated[
 Input = Annotated[
     list[str], typer.Option("--input", metavar="FILE", help="Files of events, or globs. Repeat it for more.")
 ]
+Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="ADDRESS", help="Where --input begins, if the files are in an object store."),
+]
 Topic = Annotated[
     str | None,
     typer.Option(
@@ -57,7 +65,16 @@ VersionOf = Annotated[
 Export = Annotated[
     str | None, typer.Option("--export", metavar="DIR", help="The export to predict with; or its address.")
 ]
-Trainers = Annotated[int, typer.Option("--trainers", min=1, max=64, metavar="N", help="Processes that predict.")]
+Trainers = Annotated[
+    int | None,
+    typer.Option(
+        "--trainers", min=1, max=64, metavar="N", help="Processes that predict. Default: 1; on the cluster, the job's."
+    ),
+]
+On = Annotated[
+    Literal["here", "cluster"],
+    typer.Option("--on", help="Predict on this machine, or on the job's launcher, with the job's numbers of workers."),
+]
 Shards = Annotated[
     int | None,
     typer.Option(
@@ -83,18 +100,22 @@ WireOf = Annotated[
 def predict_(
     job: Job = None,
     input_: Input = [],  # noqa: B006  # typer copies it
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder for the Parquet.")] = ...,  # type: ignore[assignment]
+    root: Root = None,
+    output: Annotated[
+        str, typer.Option("--output", metavar="DIR", help="Folder for the Parquet, or an address in an object store.")
+    ] = ...,  # type: ignore[assignment]
     version: VersionOf = LIVE,
     export: Export = None,
     spec: Spec = None,
     topic: Topic = None,
+    on: On = "here",
     columns: Annotated[
         str, typer.Option("--columns", metavar="A,B", help='Slots to copy to the output, or "event_time".')
     ] = "",
     outputs: Annotated[
         str, typer.Option("--outputs", metavar="A,B", help="Tensors of the model to write. Default: the predictions.")
     ] = "",
-    trainers: Trainers = 1,
+    trainers: Trainers = None,
     shards: Shards = None,
     share: Share = None,
     wire: WireOf = "float32",
@@ -118,14 +139,14 @@ def predict_(
     from headrace.trainer.predict.output_files import PredictionOutput
 
     remote = None if job is None else remote_name(job, url)
-    local_input = input_of(input_, topic)
+    local_input = input_of(input_, topic, root)
     request = {
-        "input": local_input if remote is None or topic else {"paths": input_},
-        "output": folder_of(output, here=remote is None),
+        "input": local_input if remote is None or topic or root else {"paths": input_},
+        "output": place_of(output, here=remote is None),
         "columns": _names(columns),
         "outputs": _names(outputs),
         "segment_events": segment_events,
-        **_common(version, export, trainers, shards, share, wire),
+        **_common(version, export, trainers, shards, share, wire, on),
     }
     if remote is None:
         manifest = _run(_job_of(job, spec, overrides), request)
@@ -141,7 +162,9 @@ def predict_(
         print(json.dumps(manifest, indent=2))
         return
     print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
-    for line in summary_of_prediction(manifest, PredictionOutput(output).metrics() if remote is None else None):
+    for line in summary_of_prediction(
+        manifest, PredictionOutput(request["output"]).metrics() if remote is None else None
+    ):
         print_printable(line)
 
 
@@ -149,11 +172,19 @@ def predict_(
 def evaluate(
     job: Job = None,
     input_: Input = [],  # noqa: B006
+    root: Root = None,
     version: VersionOf = LIVE,
     export: Export = None,
     spec: Spec = None,
     topic: Topic = None,
-    trainers: Trainers = 1,
+    on: On = "here",
+    scratch: Annotated[
+        str | None,
+        typer.Option(
+            "--scratch", metavar="PLACE", help="Where parts are meanwhile, for machines: see the documentation."
+        ),
+    ] = None,
+    trainers: Trainers = None,
     shards: Shards = None,
     share: Share = None,
     wire: WireOf = "float32",
@@ -178,17 +209,13 @@ def evaluate(
     from headrace.trainer.predict.output_files import PredictionOutput
 
     loaded = _job_of(job, spec, overrides)
-    request = {"input": input_of(input_, topic), **_common(version, export, trainers, shards, share, wire)}
-
-    def measure(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as folder:
-            output = Path(folder) / "predictions"
-            manifest = _run(loaded, {**request, "output": str(output), "shuffle": names})
-            return manifest, PredictionOutput(output).metrics() or {}
-
-    manifest, found = measure(shuffle)
+    request = {"input": input_of(input_, topic, root), "shuffle": shuffle, "worth": worth}
+    with new_place(scratch) as output:
+        common = _common(version, export, trainers, shards, share, wire, on)
+        manifest = _run(loaded, {**request, **common, "output": output})
+        found = PredictionOutput(output).metrics() or {}
     if worth:
-        losses = prediction.measure(loaded.spec.slots, shuffle, found, lambda names: measure(names)[1])
+        losses = prediction.losses_of(found)
         print(json.dumps(losses, indent=2)) if as_json else print(*prediction.format_losses(losses), sep="\n")
         return
     if as_json:
@@ -198,12 +225,53 @@ def evaluate(
         print_printable(line)
 
 
+@contextmanager
+def new_place(scratch: str | None) -> Iterator[str]:
+    """A new place for an output in a folder or an object store, or in a folder of this machine; removed at the end."""
+    from headrace.trainer.predict.output_files import PredictionOutput
+
+    if scratch is None:
+        with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as folder:
+            yield str(Path(folder) / "predictions")
+        return
+    place, name = place_of(scratch, here=True), f"headrace-evaluate-{secrets.token_hex(8)}"
+    if "://" in place:
+        address = urlsplit(place)
+        output = address._replace(path=f"{address.path.rstrip('/')}/{name}").geturl()
+    else:  # in a folder's name "#" and "?" mean nothing
+        output = str(Path(place) / name)
+    try:
+        yield output
+    finally:
+        PredictionOutput(output).remove()
+
+
+def request_of_words(words: Sequence[str]) -> "tuple[Mapping[str, Any], PredictionRequest]":
+    """The options and the request of a `headrace predict` that runs elsewhere, of its words. Raises SpecError."""
+    from headrace.config import validate
+    from headrace.trainer.predict.config import PredictionRequest
+
+    given = typer.main.get_group(app).commands["predict"].make_context("predict", [*words]).params
+    common = _common(*(given[each] for each in ("version", "export", "trainers", "shards", "share", "wire", "on")))
+    place = place_of(str(given["output"]), here=False)
+    asked = {"input": input_of(given["input_"], given["topic"], given["root"]), "output": place, **common}
+    return given, validate(PredictionRequest, asked)
+
+
 def _common(
-    version: str, export: str | None, trainers: int, shards: int | None, share: float | None, wire: Wire
+    version: str,
+    export: str | None,
+    trainers: int | None,
+    shards: int | None,
+    share: float | None,
+    wire: Wire,
+    on: str,
 ) -> dict[str, Any]:
     if export is not None and version != LIVE:
         raise SpecError("give --version or --export, not both")
-    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share, "wire": wire}
+    workers = {} if trainers is None else {"trainers": trainers}
+    where = {} if on == "here" else {"on": on}
+    return {"version": export or version, **workers, **where, "shards": shards, "share": share, "wire": wire}
 
 
 def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> "LoadedJob":
@@ -221,18 +289,24 @@ def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
-def folder_of(output: Path, *, here: bool) -> str:
-    """The output as the request names it. Raises SpecError for the address of an object store."""
-    if output.parts[:1] and output.parts[0].endswith(":"):  # Path has reduced its "//" to "/"
-        text = f"{output} is no folder; writing to an object store is not built: predict to a folder, and copy it there"
-        raise SpecError(text, "--output")
-    return str(output.absolute() if here else output)
+def place_of(output: str, *, here: bool) -> str:
+    """The output as the request names it. Raises SpecError for an address that names no place."""
+    try:
+        return parse(output).text if "://" in output else str(Path(output).absolute()) if here else output
+    except ValueError as error:
+        raise SpecError(str(error), "--output") from None
 
 
-def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
-    """The request's input. Relative paths start in the current folder. Raises SpecError."""
+def input_of(paths: Sequence[str], topic: str | None, root: str | None = None) -> dict[str, Any]:
+    """The request's input. Relative paths start at `root`, or in the current folder. Raises SpecError."""
     if bool(paths) == bool(topic):
         raise SpecError("give --input FILE, or --topic")
+    if address := next((path for path in paths if "://" in path), None):
+        raise SpecError(f"{address!r}: give the address as --root, and files relative to it", "--input")
+    if root is not None and topic:
+        raise SpecError("is where --input begins; a topic has none", "--root")
+    if root is not None:
+        return {"paths": [*paths], "root": root}
     if paths:
         return {"paths": [str(Path(path).expanduser().absolute()) for path in paths]}
     name, colon, text = str(topic).partition(":")

@@ -1,5 +1,6 @@
 """`headrace run`: reads arguments; see service.server.foreground_run."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,16 @@ RetryStopped = Annotated[
         "end with it, too.",
     ),
 ]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-dir", metavar="DIR", help="Also write the output of each worker to a file there: trainer-0.log."
+    ),
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="DIR", help="Write the figures of each close there, for TensorBoard."),
+]
 Trace = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +59,8 @@ def run(
     trace: Trace = None,
     health: Health = None,
     metrics: Metrics = None,
+    log_dir: LogDir = None,
+    tensorboard: TensorBoard = None,
     retry_stopped: RetryStopped = False,
 ) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C.
@@ -62,7 +75,16 @@ def run(
     window = None if trace is None else parse_window(trace)
     stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
     loaded, show = load_job(job, overrides), choose_show()
-    code = run_job(
-        loaded, show, fresh=fresh, listen=listen, trace=window, health=health, metrics=metrics, stopped=stopped
+    outcome = run_job(
+        loaded,
+        show,
+        fresh=fresh,
+        listen=listen,
+        trace=window,
+        health=health,
+        metrics=metrics,
+        log_dir=log_dir,
+        tensorboard=tensorboard,
+        stopped=stopped,
     )
-    raise typer.Exit(code)
+    raise typer.Exit(outcome.code)

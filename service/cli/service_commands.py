@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from headrace import documents
-from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli import service_output
 from headrace.service.cli.arguments import Json, Overrides
@@ -40,11 +38,11 @@ def submit(
 
     Example: headrace submit job.toml --url https://train.example:8080
     """
-    from headrace.config import load_toml
+    from headrace.service.python.service_connection import submission
 
-    body = {"spec": _plain(load_toml(job, overrides)), "name": name, "base": base, "start": not hold}
+    body = submission(job, overrides, name, base, start=not hold)
     with service_at(url, token) as client:
-        made = client.post("/v1/jobs", {key: value for key, value in body.items() if value is not None})
+        made = client.post("/v1/jobs", body)
     print(json.dumps(made, indent=2) if as_json else made["name"])
 
 
@@ -151,11 +149,3 @@ def delete(
     with service_at(url, token) as client:
         client.change("DELETE", path_of("jobs", job), keep_store=str(keep_store).lower())
     print(json.dumps({"job": job, "store_kept": keep_store}) if as_json else f"{job} is deleted")
-
-
-def _plain(raw: dict[str, object]) -> object:
-    """A spec as JSON values: TOML times become text."""
-    try:
-        return documents.parse(json.dumps(raw, default=str, allow_nan=False), "the spec")
-    except ValueError as error:
-        raise SpecError(f"the spec contains a number that JSON cannot carry: {error}") from None

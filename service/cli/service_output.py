@@ -11,7 +11,7 @@ from headrace.service.monitor.lines import count, progress_line
 from headrace.trainer.job_status import HeldShrink, Status, read
 
 if TYPE_CHECKING:
-    from headrace.service.cli.rest_client import ServiceClient
+    from headrace.service.python.rest_client import ServiceClient
 
 LOOK_S = 1.0
 """Pause between two requests for more output."""
@@ -56,6 +56,8 @@ def table_lines(tables: Sequence[Json]) -> list[str]:
         lines.append(f"{table['name']}: {rows}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
         if table["held"]:
             lines.append(f"  a shrink waits: {held_text(table['name'], read(HeldShrink, table['held']))}")
+        if table.get("frozen"):  # a service of an older version tells none
+            lines.append(f"  frozen, so their rows do not learn: {', '.join(table['frozen'])}")
         for slot, figures in table["slots"].items():
             shown = ", ".join(f"{name} {_number(value)}" for name, value in figures.items() if _is_number(value))
             lines.append(f"  {slot}: {shown}".rstrip(": "))

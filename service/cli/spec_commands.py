@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,22 +35,20 @@ def check(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> No
 
     Example: headrace spec check job.toml
     """
-    from headrace.service.jobs.preflight import check_job
+    from headrace.service.jobs.preflight import checked
     from headrace.service.spec.job import load_job
 
     loaded = load_job(job, overrides)
-    missing = check_job(loaded)
-    cluster = loaded.spec.cluster
+    found, cluster = checked(loaded), loaded.spec.cluster
     if as_json:
-        sizes = {"trainers": cluster.trainers, "shards": cluster.num_shards}
-        facts = {"job": loaded.spec.name, **sizes, "store": str(loaded.store), "missing_data": missing}
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(asdict(found), indent=2))
         return
     print(f"{job} is valid")
-    print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
+    trainers = cluster.trainers if (span := cluster.elastic) is None else f"{span.min} to {span.max}"
+    print(f"job {loaded.spec.name}; trainers {trainers}; shards {cluster.num_shards or 'embedded'}")
     print(f"store {loaded.store}")
-    if missing is not None:
-        print(f"note: a run is refused until there is data: {missing}")
+    if found.missing_data is not None:
+        print(f"note: a run is refused until there is data: {found.missing_data}")
 
 
 @spec.command()
@@ -58,9 +57,9 @@ def schema() -> None:
 
     Example: headrace spec schema > job.schema.json
     """
-    from headrace.service.spec.job import Job
+    from headrace.service.spec.job import JobFile
 
-    print(json.dumps(Job.model_json_schema(), indent=2))
+    print(json.dumps(JobFile.model_json_schema(), indent=2))
 
 
 @spec.command()
@@ -110,10 +109,14 @@ def infer(
     ],
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=1_000_000, metavar="N", help="Number of lines to read.")
-    ] = 10_000,
+    ] = 20_000,
     out: Annotated[Path | None, typer.Option("--out", metavar="JOB.TOML", help="A new file; default: stdout.")] = None,
+    measured: Annotated[
+        bool,
+        typer.Option("--measured/--guessed", help="Measure on the events what slots and further features are worth."),
+    ] = True,
 ) -> None:
-    """Propose a job file for events: its slots, label and time, with what was seen of each field.
+    """Propose a job file for events: slots, label, time; and crosses, counters and histories that pay.
 
     The proposal has pipe.kind = "columns", so that no program is needed. It is a guess, for a person to check.
 
@@ -123,7 +126,7 @@ def infer(
     from headrace.service.planning.job_text import infer_job
 
     sample = EventSample(events, limit)
-    proposal = infer_job(sample, Path.cwd() if out is None else out.resolve().parent)
+    proposal = infer_job(sample, Path.cwd() if out is None else out.resolve().parent, measured=measured)
     if out is None:
         print_printable(proposal.text.removesuffix("\n"))
     else:

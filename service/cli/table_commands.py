@@ -4,6 +4,7 @@ A command that changes rows waits until the change acts, at the close of a pass.
 `shrink` also work for a job that does not run.
 """
 
+import inspect
 import json
 from dataclasses import asdict
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.printable import print_printable
+from headrace.pserver.protocol.table_operations import SLOT_CHANGES, SlotChange
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
@@ -43,7 +45,7 @@ def set_(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Set learning rates, decays and thresholds of a running job; "none" removes a threshold.
+    """Set learning rates, schedules, decays and thresholds of a running job; "none" removes a threshold.
 
     A setting overrides the job file, also after a restart, until the job file changes the same key.
 
@@ -113,7 +115,7 @@ def shrink(
 
     Example: headrace shrink job.toml --dry-run
     """
-    from headrace.pserver.config import MAX_FLOAT32
+    from headrace.config import MAX_FLOAT32
     from headrace.service.tables import table_requests
 
     if delete_below is not None and not delete_below <= MAX_FLOAT32:
@@ -214,6 +216,39 @@ def day_tick(
         print(json.dumps({"day": day, "version": version}))
         return
     print(f"day {day} begins with version {version}")
+
+
+def _add_slot_command(change: type[SlotChange]) -> None:
+    """The command for a change of all rows of a slot."""
+
+    def command(
+        job: JobOrFile,
+        slot: Slot,
+        overrides: Overrides = [],  # noqa: B006
+        timeout: Wait = 120.0,
+        url: Url = None,
+        token: Token = None,
+        as_json: Json = False,
+    ) -> None:
+        deadline = Deadline.after(timeout)
+        if (name := remote_name(job, url)) is not None:
+            with service_at(url, token) as client:
+                version = client.carry_out(path_of("jobs", name, "slots", slot, change.name), None, deadline)["version"]
+        else:
+            from headrace.rpc.job_client import JobClient
+
+            version = JobClient(load_run(job, overrides).store).carry_out({"op": change.name, "slot": slot}, deadline)
+        if as_json:
+            print(json.dumps({"slot": slot, "version": version}))
+            return
+        print(f"{change.name} {slot}: acts from version {version} on")
+
+    help_ = f"{inspect.cleandoc(change.__doc__ or '')}\n\nExample: headrace {change.name} job.toml user"
+    app.command(change.name, rich_help_panel=Panel.OPERATE, help=help_)(command)
+
+
+for _change in SLOT_CHANGES:
+    _add_slot_command(_change)
 
 
 @app.command(rich_help_panel=Panel.LOOK)

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 import typer
 
 from headrace.errors import SpecError
+from headrace.service.python.rest_paths import path_of as path_of
 
 if TYPE_CHECKING:
-    from headrace.service.cli.rest_client import ServiceClient
+    from headrace.service.python.rest_client import ServiceClient
 
 URL = "HEADRACE_URL"
 Url = Annotated[
@@ -53,7 +53,7 @@ def remote_name(job: Path, url: str | None) -> str | None:
 @contextmanager
 def service_at(url: str | None, token: str | None) -> Iterator["ServiceClient"]:
     """A client of the service at `url`. Raises SpecError if there is no URL."""
-    from headrace.service.cli.rest_client import (
+    from headrace.service.python.rest_client import (
         ServiceClient,  # imported late: every command imports this module, and few need httpx
     )
 
@@ -63,11 +63,3 @@ def service_at(url: str | None, token: str | None) -> Iterator["ServiceClient"]:
         if token and not client.private:
             print("warning: this token is sent unencrypted; use https://", file=sys.stderr)
         yield client
-
-
-def path_of(*parts: str) -> str:
-    """The path of a resource; a part cannot lead to another resource. Raises SpecError."""
-    for part in parts:
-        if part in ("", ".", ".."):
-            raise SpecError(f"{part!r} is not a name")
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)

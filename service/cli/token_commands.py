@@ -37,6 +37,14 @@ def create(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d. Default: never.")
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Take the token in this file, in place of one of this name; a second time does nothing.",
+        ),
+    ] = None,
     config: Config = HERE,
     as_json: Json = False,
 ) -> None:
@@ -46,6 +54,12 @@ def create(
     """
     from headrace.service.auth.roles import Role
 
+    if token_file is not None:
+        text = _text_of(token_file)
+        with _tokens(config) as tokens:
+            given = described(tokens.add(text, name, Role.of(role), _lifetime(expires)))
+        print(json.dumps(given, indent=2) if as_json else f"the token {name!r} ({given['id']}) is {given['state']}")
+        return
     with _tokens(config) as tokens:
         made, text = tokens.create(name, Role.of(role), _lifetime(expires))
     print(json.dumps({**described(made), "token": text}, indent=2) if as_json else text)
@@ -107,6 +121,13 @@ def _tokens(config: Path) -> Iterator["Tokens"]:
     service.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with opened(service.database_url) as records:
         yield Tokens(StoredTokens(records))
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: cannot be read: {error}", "--token-file") from None
 
 
 def _lifetime(text: str | None) -> timedelta | None:

@@ -28,7 +28,7 @@ def worker(
         Path, typer.Option(metavar="FILE", help="The job's join token; the head has it in STORE/identity/join_token.")
     ],
     role: Annotated[
-        Literal["trainer", "shard"] | None,
+        Literal["trainer", "shard", "reader"] | None,
         typer.Option(help="Run this kind of worker only; RANK then counts within it. Default: any."),
     ] = None,
     folder: Annotated[
@@ -42,8 +42,9 @@ def worker(
 ) -> None:
     """Join a job whose `cluster.launcher` is "external", and run one of its workers until the job ends.
 
-    Start one for each trainer and shard, in any order, by hand or by torchrun. RANK, WORLD_SIZE and LOCAL_RANK choose
-    the worker where they are set: trainers first, then shards. Exit codes: that of the job; 75 to be started again.
+    Start one for each trainer, shard and reader, in any order, by hand or by torchrun. RANK, WORLD_SIZE and LOCAL_RANK
+    choose the worker where they are set: trainers first, then shards, then readers. Exit codes: that of the job; 75 to
+    be started again.
 
     Example: headrace worker --join head:7070 --token-file join_token
     """

@@ -5,6 +5,8 @@ side is service.cluster.external.
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -31,6 +33,7 @@ from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.runtime import KILL_S, PYTHON, CannotStart, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import clear_live_of
 from headrace.service.cluster.worker_plan import MODULES
+from headrace.warm_forkserver import VARIABLE
 
 # The worker that an agent runs as its child, and its output until that is reported.
 
@@ -43,7 +46,8 @@ GATHER_S = 0.02
 class AgentChild:
     """A running worker. One thread; its output and its end come on others."""
 
-    def __init__(self, name: str, process: WorkerProcess) -> None:
+    def __init__(self, name: str, process: WorkerProcess, show: Callable[[str], None]) -> None:
+        self._show = show
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()
         self._closed = self._asked = False
@@ -94,7 +98,8 @@ class AgentChild:
         self._worker.kill(KILL_S)
 
     def _take_line(self, _name: str, text: str) -> None:
-        print(text, flush=True)
+        self._show(text)
+        sys.stdout.flush()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._lines) < MAX_LINES)
             self._lines.append(text)
@@ -135,7 +140,15 @@ class Joined:
 class Agent:
     """A context. One thread; `stopping` may be set on any."""
 
-    def __init__(self, to: Joined, facts: AgentFacts, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        to: Joined,
+        facts: AgentFacts,
+        stopping: threading.Event,
+        show: Callable[[str], None] = print,
+    ) -> None:
+        """`show` takes each line of its worker."""
+        self._show = show
         self._to, self._facts, self._stopping = to, facts, stopping
         self._held = ExitStack()
         self._client = JoinClient(to.address, to.token)
@@ -284,7 +297,7 @@ class Agent:
     def _start(self, given: WorkerOffer, folder: Path) -> AgentChild:
         """Start the worker. Raises CannotStart, Unwritable."""
         role, _, number = given.worker.partition("-")
-        if role == WorkerRole.TRAINER and (problem := missing("torch", "a trainer")):
+        if role in (WorkerRole.TRAINER, WorkerRole.PREDICTOR) and (problem := missing("torch", "a trainer")):
             raise CannotStart(given.worker, problem)
         config = dict(given.config)
         if self._to.folder is not None and "folder" in config:
@@ -304,12 +317,13 @@ class Agent:
             generation=given.generation,
             **({} if given.credentials is not None else self._client.trust(given.generation)),
         )
-        return AgentChild(given.worker, start_process(self._starter_of(spec.role), spec, contact))
+        return AgentChild(given.worker, start_process(self._starter_of(spec.role), spec, contact), self._show)
 
     def _starter_of(self, role: WorkerRole) -> Starter:
-        """The first worker is started from nothing; later ones are forked, as the job may restart again."""
+        """The first worker is started from nothing, unless there is a warm forkserver; later ones are forked, as the
+        job may restart again."""
         self._num_started += 1
-        if self._num_started == 1:
+        if self._num_started == 1 and VARIABLE not in os.environ:
             return Spawner()
         if self._starter is None:
             self._starter = self._held.enter_context(local_starter(MODULES.get(role, ())))

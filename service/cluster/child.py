@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -22,13 +21,16 @@ from typing import Any, Protocol, TextIO
 
 from headrace import documents
 from headrace.forkserver import MAX_MESSAGE_BYTES
-from headrace.process import DEVNULL, STDOUT, ChildProcess, unbuffered
+from headrace.process import DEVNULL, STDOUT, ChildProcess, end_at_once, is_ending, unbuffered
 from headrace.service.cluster.runtime import PYTHON
+from headrace.service.cluster.warm import LentForkserver, borrow, can_fork
 
 START_S = 120.0
 """Longest time for a fork; the first one waits for the imports."""
 TOLD_S = 10.0
 """Longest time until the forkserver reports a process that is gone; then the forkserver is killed."""
+LOOK_S = 0.5
+"""Time between two looks whether a process is about to end."""
 CLOSE_S = 5.0
 """Longest time for the forkserver to end."""
 
@@ -121,8 +123,11 @@ class ForkedChild:
 
     def wait(self) -> int:
         poll = select.poll()
-        poll.register(self.started.result()[1], select.POLLIN)
-        poll.poll()
+        pid, handle = self.started.result()
+        poll.register(handle, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            if is_ending(pid):  # it was killed by somebody else
+                end_at_once(pid)
         try:
             return self.ended.result(TOLD_S)
         except TooLate:
@@ -149,24 +154,34 @@ class ForkedChild:
     def signal(self, number: signal.Signals) -> None:
         with self._lock, suppress(ProcessLookupError):
             if self._open:
-                signal.pidfd_send_signal(self.started.result()[1], number)
+                pid, handle = self.started.result()
+                signal.pidfd_send_signal(handle, number)
+                if number is signal.SIGKILL:
+                    end_at_once(pid)
+
+
+def _started(preload: Sequence[str]) -> tuple[socket.socket, ChildProcess]:
+    """A new forkserver, and the socket that controls it."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = (*PYTHON, "headrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
+        process = ChildProcess(
+            command,
+            environment=unbuffered(os.environ),
+            stdin=DEVNULL,
+            stdout=None,
+            stderr=None,
+            pass_fds=[theirs.fileno()],
+        )
+    return control, process
 
 
 class _Running:
     """A forkserver process and the thread that listens to it."""
 
     def __init__(self, preload: Sequence[str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = (*PYTHON, "headrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
-            self.process = ChildProcess(
-                command,
-                environment=unbuffered(os.environ),
-                stdin=DEVNULL,
-                stdout=None,
-                stderr=None,
-                pass_fds=[theirs.fileno()],
-            )
+        self.process: ChildProcess | LentForkserver
+        self._control, self.process = borrow(preload) or _started(preload)
         self._numbers = count()
         self._children: dict[int, ForkedChild] = {}
         self._lock = threading.Lock()  # held for a new child and for the end of the forkserver
@@ -255,11 +270,6 @@ class ForkingStarter:
                 self._running.close()
             self._running = _Running(self._preload)
         return self._running.start(command[3], command[4:], folder)
-
-
-def can_fork() -> bool:
-    """True if this system can run a forkserver: it is Linux."""
-    return sys.platform == "linux"
 
 
 @contextmanager

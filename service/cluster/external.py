@@ -23,6 +23,7 @@ from headrace.identity.credentials import Credentials, Identity
 from headrace.identity.join_token import FILE as TOKEN
 from headrace.identity.join_token import check_token, open_token
 from headrace.identity.peers import PeerRole, PeerRule
+from headrace.lifecycle import ExitCode
 from headrace.printable import printable
 from headrace.rpc import refusals
 from headrace.rpc.feed_joining import FeedAnswer
@@ -30,9 +31,10 @@ from headrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer,
 from headrace.rpc.refusals import Refusals
 from headrace.rpc.rendezvous import RendezvousServer
 from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.service.cluster.elastic import Attendance
 from headrace.service.cluster.machine import machine_id
 from headrace.service.cluster.meeting import Meeting
-from headrace.service.cluster.places import Places
+from headrace.service.cluster.places import RANK_0, Places
 from headrace.service.cluster.replica_joining import feed_answer
 from headrace.service.cluster.runtime import (
     KILL_S,
@@ -47,6 +49,7 @@ from headrace.service.cluster.runtime import (
     WorkerRole,
     WorkerSpec,
 )
+from headrace.service.cluster.stand_ins import StandIns
 from headrace.service.cluster.store import IDENTITY
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob
@@ -139,8 +142,11 @@ class RemoteWorker:
         return self.order
 
     def take_trouble(self, reason: str) -> None:
-        """The agent cannot start it."""
-        self._trouble = reason
+        """The agent cannot start it: this is its end, told of one that is released."""
+        with self._changed:
+            self._trouble = reason
+            self._tail.append(reason)
+        self.take_exit(ExitCode.RETRY)
         self.take_end()
 
     def take_exit(self, code: int) -> None:
@@ -200,6 +206,10 @@ class JoinPoint:
     """Answers replicas, which join there, too."""
     rank0_here: bool = False
     """Whether rank 0 must be on this machine, since no other one has the job's log."""
+    elastic: bool = False
+    """Whether the number of trainers changes with that of agents."""
+    readers: int = 0
+    """The readers of the job, which have no work in predictions."""
     group_size: Callable[[int], int] | None = None
     """How many neighbouring trainers should share a machine, of so many; None where it makes no difference."""
 
@@ -219,6 +229,8 @@ class JoinPoint:
             shown_host=address_of(cluster.interface),
             feed=feed_answer(job.store),
             rank0_here=job.spec.store.parts == "object",
+            elastic=cluster.elastic is not None,
+            readers=cluster.readers,
             group_size=None if hierarchy is None else hierarchy.size,
         )
 
@@ -245,6 +257,8 @@ class JoinPoint:
 class ExternalLauncher(JobLauncher):
     """A context; `join`, `leave` and `report` are for agents (headrace.rpc.joining.Dispatcher)."""
 
+    elastic = True
+
     @classmethod
     def check(cls, cluster: ClusterSection) -> None:
         """Workers come from elsewhere, and refuse for themselves."""
@@ -257,7 +271,9 @@ class ExternalLauncher(JobLauncher):
         """Raises Unavailable or SpecError where the address is not available."""
         self._point, self._node_timeout_s = point, point.node_timeout_s
         self._secret = secrets.token_hex(32)  # of agents that have joined
-        self._places = Places(machine_id(), point.node_timeout_s, rank0_here=point.rank0_here)
+        since_s = time.monotonic() if point.elastic else None
+        self._places = Places(machine_id(), point.node_timeout_s, rank0_here=point.rank0_here, elastic_since_s=since_s)
+        self._stand_ins = StandIns(point.token_file)
         self._workers: dict[str, RemoteWorker] = {}
         self._newest = 0
         self._has_warned = False
@@ -287,17 +303,21 @@ class ExternalLauncher(JobLauncher):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stand_ins.end()
         self._closing.set()
         self._watcher.join()
         self._server.close()
 
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
+        self._stand_ins.end()
         with self._lock:
             if generation < self._newest:
                 raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
             if generation > self._newest:
                 self._newest, self._workers = generation, {}
-            self._places.open([spec.name for spec in specs], generation)
+            predicts = any(spec.role is WorkerRole.PREDICTOR for spec in specs)
+            idle = [f"{WorkerRole.READER}-{number}" for number in range(self._point.readers if predicts else 0)]
+            self._places.open([spec.name for spec in specs], generation, idle)
         self.rendezvous.begin(specs, generation)
         counts = Counter(PeerRole(spec.role.value) for spec in specs)
         accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
@@ -313,18 +333,32 @@ class ExternalLauncher(JobLauncher):
         with self._lock:
             if generation != self._newest:
                 raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
-            self._places.bring_together()
+            runs = RANK_0 in self._workers and all(spec.role is WorkerRole.READER for spec in specs)
+            if not runs:
+                self._places.bring_together()
+            self.rendezvous.expect_again(spec.name for spec in specs)
             workers = [self._assign(spec, generation, on_line, self._noting(on_exit, generation)) for spec in specs]
             self._workers |= {worker.name: worker for worker in workers}
             self._warn_of_groups(specs, on_line)
         deadline = Deadline.after(START_S)
-        for worker in workers:
+        for worker in () if runs else workers:  # of one that is started later, trouble is its end
             if trouble := worker.await_start(deadline):
                 _end(workers)
                 raise CannotStart(worker.name, trouble)
         for worker in workers:
             worker.release()
         return list(workers)
+
+    def has_place(self, spec: WorkerSpec) -> bool:
+        with self._lock:
+            return spec.name in self._places.agents
+
+    def attendance(self) -> Attendance:
+        with self._lock:
+            return self._places.attendance(time.monotonic(), self._stand_ins.ids)
+
+    def stand_in(self, number: int) -> None:
+        self._stand_ins.begin(number, self.address)
 
     def end(self, code: int, reason: str) -> None:
         """Returns when all agents have heard it, or are silent."""
@@ -350,8 +384,8 @@ class ExternalLauncher(JobLauncher):
 
     def leave(self, agent: AgentFacts) -> None:
         with self._lock:
-            self._places.leave(agent.id)
-            self._lock.notify_all()
+            self._places.leave(agent.id, for_good=agent.id in self._stand_ins.ids)
+        self._lose([agent.id], "its agent has left", ExitCode.RETRY)  # one that it was offered and did not begin
 
     def report(self, report: WorkerReport) -> Order:
         with self._lock:
@@ -375,9 +409,9 @@ class ExternalLauncher(JobLauncher):
         return order
 
     def _missing(self) -> str | None:
-        """The workers without an agent, in words; None if each has one."""
+        """The workers without an agent, in words; None if each has one that is waited for."""
         with self._lock:
-            return self._places.waits_for()
+            return None if self._places.starts_without(time.monotonic()) else self._places.waits_for()
 
     def _answer(self, what: WorkerOffer | JobEnd | None, waits: str = "") -> Answer:
         pause_s = min(0.2 + 0.01 * len(self._places.known), self._node_timeout_s / 8)
@@ -422,11 +456,13 @@ class ExternalLauncher(JobLauncher):
         return {"local_rank": local_rank, "cores": max(1, agent.cores // num_here)}
 
     def _noting(self, on_exit: OnExit, generation: int) -> OnExit:
-        """`on_exit`, which also closes the places of `generation`: the first end of a worker ends it."""
+        """`on_exit`, which also closes the places of `generation`: the first end of a worker but a reader ends it."""
 
         def note(worker: str, code: int) -> None:
             with self._lock:
-                if generation == self._newest:
+                if generation == self._newest and worker.startswith(WorkerRole.READER):
+                    self._places.free(worker, self._workers[worker].agent)
+                elif generation == self._newest:
                     self._places.close(worker)
             on_exit(worker, code)
 

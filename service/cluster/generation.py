@@ -1,7 +1,7 @@
 """One generation of a job's workers: started in order, supervised, ended together.
 
-Shards start first, then trainers. service.cluster.supervision decides; this module acts, and service.cluster.job_runner
-hands it its events.
+Shards and readers start first, then trainers. service.cluster.supervision decides; this module acts, and
+service.cluster.job_runner hands it its events.
 """
 
 import queue
@@ -12,10 +12,19 @@ from dataclasses import replace
 from typing import Self, assert_never
 
 from headrace.deadline import Deadline
+from headrace.errors import Unwritable
 from headrace.failpoints import ArmedFailpoint
 from headrace.service.cluster.rank0_connection import RankZeroConnection
 from headrace.service.cluster.run_folder import run_folder
-from headrace.service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
+from headrace.service.cluster.runtime import (
+    KILL_S,
+    LAUNCHER,
+    CannotStart,
+    Launcher,
+    OnLine,
+    WorkerHandle,
+    WorkerSpec,
+)
 from headrace.service.cluster.supervision import (
     DrainRankZero,
     Effect,
@@ -23,9 +32,11 @@ from headrace.service.cluster.supervision import (
     Event,
     Exited,
     KillWorkers,
+    NotStarted,
     RunOutcome,
     Started,
     StartFailed,
+    StartReaders,
     Supervision,
     TerminateWorkers,
 )
@@ -34,7 +45,7 @@ from headrace.service.cluster.worker_plan import JobPlan
 TICK_S = 0.1
 """Interval at which limits of time are checked. A death or a signal is noticed at once."""
 START_S = 120.0
-"""Longest time until all shards have their addresses: at the first start they compile their kernels."""
+"""Longest time until all shards and readers have their addresses: at the first start they compile their kernels."""
 
 Faults = Callable[[int, str], Sequence[ArmedFailpoint]]
 """Takes a generation and a worker's name; the failpoints at which that worker dies. For fault runs."""
@@ -62,8 +73,8 @@ class Generation:
         self.plan, self.rank0 = plan, rank0
         self._events, self._on_line, self._faults = events, on_line, faults
         self._held = ExitStack()
-        shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
-        self._supervision = Supervision(shards, trainers, limits)
+        shards, trainers, readers = ([each.name for each in p] for p in (plan.shards, plan.trainers, plan.readers))
+        self._supervision = Supervision(shards, trainers, limits, readers)
         self._workers: dict[str, WorkerHandle] = {}
         self._start_by: Deadline | None = None
         self._waits: str | None = None
@@ -72,6 +83,11 @@ class Generation:
     def stop_asked(self) -> bool:
         """True if a stop of the job was requested while these workers ran."""
         return self._supervision.stop_asked
+
+    @property
+    def begun(self) -> bool:
+        """Whether its workers were started."""
+        return self._start_by is not None
 
     @property
     def waits(self) -> str | None:
@@ -83,6 +99,11 @@ class Generation:
         """The workers whose certificates were not renewed in time, and when they last were. Any thread."""
         found = self._launcher.rendezvous.unrenewed()
         return {worker: f"{since:%Y-%m-%d %H:%M:%S} UTC" for worker, since in found.items()}
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The readers that the generation goes on without, with the reason. Any thread."""
+        return self._supervision.lost
 
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker."""
@@ -98,7 +119,7 @@ class Generation:
             held.enter_context(run_folder(self.plan.run_folder))
             held.callback(self._end)
             # Before rank 0 is asked for, or the rendezvous might still tell the address of the generation before.
-            self._launcher.prepare([*self.plan.shards, *self.plan.trainers], self.plan.generation)
+            self._launcher.prepare([*self.plan.servers, *self.plan.trainers], self.plan.generation)
             self.rank0.start()
             self._held = held.pop_all()
         return self
@@ -120,7 +141,15 @@ class Generation:
             self._start_workers()
 
     def _step(self, event: Event) -> None:
-        for effect in self._supervision.step(event, time.monotonic()):
+        before = self.lost
+        effects = self._supervision.step(event, time.monotonic())
+        for worker in sorted(name for name, why in self.lost.items() if before.get(name) != why):
+            self._on_line(
+                LAUNCHER, f"{worker} does not run ({self.lost[worker]}): the others take over until it is started"
+            )
+        for worker in sorted(before.keys() - self.lost.keys()):
+            self._on_line(LAUNCHER, f"{worker} is started")
+        for effect in effects:
             self._act(effect)
 
     def _act(self, effect: Effect) -> None:
@@ -133,6 +162,10 @@ class Generation:
             case KillWorkers(workers):
                 for name in workers:
                     self._workers[name].kill(within_s=0)  # their ends are events
+            case StartReaders(workers):
+                for spec in self.plan.readers:
+                    if spec.name in workers and self._launcher.has_place(spec):
+                        self._start_reader(spec)
             case _:
                 assert_never(effect)
 
@@ -153,6 +186,17 @@ class Generation:
             self._workers[handle.name] = handle
             self._step(Started(handle.name))
 
+    def _start_reader(self, spec: WorkerSpec) -> None:
+        """Start a reader while the trainers run, who ask where it is."""
+        try:
+            (handle,) = self._launcher.start([spec], self.plan.generation, on_line=self._on_line, on_exit=self._on_exit)
+        except (CannotStart, Unwritable) as error:
+            reason = error.reason if isinstance(error, CannotStart) else str(error)
+            self._step(NotStarted(spec.name, f"cannot be started: {reason}"))
+            return
+        self._workers[spec.name] = handle
+        self._step(Started(spec.name))
+
     def _with_faults(self, spec: WorkerSpec) -> WorkerSpec:
         faults = [fault.model_dump(mode="json") for fault in self._faults(self.plan.generation, spec.name)]
         return replace(spec, config={**spec.config, "faults": faults}) if faults else spec
@@ -161,15 +205,18 @@ class Generation:
         self._events.put((self.plan.generation, Exited(worker, code)))
 
     def _start_workers(self) -> None:
-        """Start the shards once the launcher can run all workers; the trainers once the shards are up."""
+        """Start shards and readers once the launcher can run all workers; the trainers once those are up."""
         if self._supervision.ending or self.plan.rank0.name in self._workers:
             return
         if self._start_by is None:
             if self._waits_for_launcher():
                 return
             self._start_by = Deadline.after(START_S)
-            self._start(self.plan.shards)
-        self._start_trainers_when_shards_are_up(self._start_by)
+            absent = {each.name for each in self.plan.readers if not self._launcher.has_place(each)}
+            self._start([each for each in self.plan.servers if each.name not in absent])
+            for name in sorted(absent):
+                self._step(NotStarted(name, "no worker has come for it"))
+        self._start_trainers_when_servers_are_up(self._start_by)
 
     def _waits_for_launcher(self) -> bool:
         """Whether places to run are missing; says so when that changes."""
@@ -179,16 +226,19 @@ class Generation:
         self._waits = waits
         return waits is not None
 
-    def _start_trainers_when_shards_are_up(self, start_by: Deadline) -> None:
+    def _start_trainers_when_servers_are_up(self, start_by: Deadline) -> None:
         if self._supervision.ending:
             return
-        addresses = {shard.name: self._launcher.rendezvous.address(shard) for shard in self.plan.shards}
-        late = [name for name, address in addresses.items() if address is None]
+        addresses = {each.name: self._launcher.rendezvous.address(each) for each in self.plan.servers}
+        late = [name for name, address in addresses.items() if address is None and name not in self.lost]
         if late and start_by.passed():
             self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
-            shards = list(addresses.values())
-            self._start([replace(spec, config={**spec.config, "shards": shards}) for spec in self.plan.trainers])
+            found = {
+                "shards": [addresses[each.name] for each in self.plan.shards],
+                "readers": [addresses[each.name] or "" for each in self.plan.readers],
+            }
+            self._start([replace(spec, config={**spec.config, **found}) for spec in self.plan.trainers])
 
     def _kill_all(self) -> None:
         """No worker outlives the generation, even where the launcher itself fails."""

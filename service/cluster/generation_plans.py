@@ -4,9 +4,10 @@ Everything is read anew from store and log before each generation, so a generati
 decided. service.cluster.worker_plan plans the processes of one generation, service.cluster.job_runner runs them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from headrace.identity.authority import open_authority
 from headrace.service.cluster.fetched_commits import check_head
@@ -21,7 +22,10 @@ from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.checkpoint.handover import acted_in, handed_over
 from headrace.trainer.journal.log_file import newest_generation
 from headrace.trainer.rank0.logged_specs import replay_first, resized
-from headrace.trainer.spec.changes import SHARDS, TRAINERS
+from headrace.trainer.spec.changes import MOST_TRAINERS, SHARDS, TRAINERS
+
+KEPT = ("wire", "trainers", "shards")
+"""Keys of a logged section `cluster` under which passes are replayed."""
 
 
 class GenerationPlans:
@@ -47,7 +51,10 @@ class GenerationPlans:
         self._planned: LoadedJob | None = None
         self._beside: LoadedJob | None = None
         self._resize = ""
+        self._aim: int | None = None
+        self._aimed_by = 0  # the first generation with so many trainers, which logs the number
         self._until: str | None = None
+        self.most = job.spec.cluster.num_trainers
 
     def phases(self) -> Iterator[NextPlan]:
         """The phases of the job, each a way to plan its generations.
@@ -65,14 +72,25 @@ class GenerationPlans:
         """
         check_head(self._job, last)
         self._job = with_slot_numbers(self._job)  # an old spec, whose passes come first, may have added some
-        job = in_force(self._job)
-        logged = replay_first(job.store, job.full, job.cluster.trainers)
+        job = self._in_force()
+        logged = replay_first(job.store, job.full, job.cluster.num_trainers)
         if logged is not None:
-            job = with_workers(job.under(logged.spec, job.store), logged.world, job.cluster.num_shards)
+            spec = {**logged.spec, "cluster": _cluster_under(logged.spec, job.full)}
+            job = with_workers(job.under(spec, job.store), logged.world, job.cluster.num_shards)
         self._planned, self._until = job, None if logged is None else "logged"
         clear_live(job.store)
         clear_caches(job.store, cache_names(job))
-        return self._plan(job, last, GenerationRole(until=self._until, prepared=self._spare and self._until is None))
+        plan = self._plan(job, last, GenerationRole(until=self._until, prepared=self._spare and self._until is None))
+        if self._until is None:
+            self._aimed_by = plan.generation
+        return plan
+
+    @property
+    def replays(self) -> bool:
+        return self._until is not None
+
+    def aim_at(self, trainers: int) -> None:
+        self._aim, self._aimed_by = trainers, 0
 
     def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
         """A generation runs during the call."""
@@ -108,7 +126,15 @@ class GenerationPlans:
         )
 
     def _is_resized(self, planned: LoadedJob) -> bool:
-        return numbers_of(in_force(self._job)) != numbers_of(planned)
+        return numbers_of(self._in_force()) != numbers_of(planned)
+
+    def _in_force(self) -> LoadedJob:
+        """The job with the number of trainers that was aimed at, until a generation of so many has logged it."""
+        job = in_force(self._job)
+        self.most = job.resized.get(MOST_TRAINERS, job.spec.cluster.num_trainers)
+        if self._aimed_by and newest_generation(job.store / "log") >= self._aimed_by:
+            self._aim = None
+        return job if self._aim is None else with_workers(job, self._aim, job.cluster.num_shards)
 
 
 def in_force(job: LoadedJob) -> LoadedJob:
@@ -123,4 +149,10 @@ def with_workers(job: LoadedJob, trainers: int, shards: int) -> LoadedJob:
 
 def numbers_of(job: LoadedJob) -> tuple[int, int]:
     """Its numbers of trainers and of shards."""
-    return job.cluster.trainers, job.cluster.num_shards
+    return job.cluster.num_trainers, job.cluster.num_shards
+
+
+def _cluster_under(logged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """The present section `cluster` for passes under a logged spec: machines are those of now. What decides bits, and
+    what tells whether the job file has changed since a resize, stays as it is logged."""
+    return {**present["cluster"], **{key: value for key, value in logged.get("cluster", {}).items() if key in KEPT}}

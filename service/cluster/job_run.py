@@ -3,6 +3,7 @@
 The caller shows it: on a terminal (service.server.foreground_run), or to the service (service.jobs.launcher).
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +14,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from headrace import documents
+from headrace.codec import plain
 from headrace.dataset.loader.dead_letters import format_example
-from headrace.durable import writing
-from headrace.lifecycle import ExitCode
+from headrace.durable import REAL, write_whole, writing
+from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.printable import print_printable
+from headrace.service.cluster.elastic import Elasticity, ElasticLauncher
+from headrace.service.cluster.evaluating import Evaluating, evaluating
 from headrace.service.cluster.fetched_commits import check_fresh, fetch_commits
 from headrace.service.cluster.generation_plans import GenerationPlans, in_force, numbers_of
 from headrace.service.cluster.job_runner import JobRunner
@@ -27,12 +31,14 @@ from headrace.service.cluster.store import PAUSED, REPORT, WORKERS, claimed, cle
 from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from headrace.service.cluster.supervision import RestartLimits, RunOutcome
 from headrace.service.cluster.trace_file import begin_trace, finish_trace
+from headrace.service.cluster.tuning import tuned_at_start
 from headrace.service.monitor.lines import summary_lines
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.launchers import launcher_of
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TraceWindow
+from headrace.trainer.exports.scores import EVALUATOR
 from headrace.trainer.job_status import CommitStatus, MetricsStatus, Status, read
 from headrace.trainer.run_report import RunReport
 
@@ -41,10 +47,16 @@ class JobRun:
     """A run whose store is claimed. `run` belongs to the main thread; the rest is for any thread."""
 
     def __init__(
-        self, launcher: JobRunner, store: Path, finish_trace: Callable[[], str] = str, *, joins: bool = False
+        self,
+        launcher: JobRunner,
+        store: Path,
+        finish_trace: Callable[[], str] = str,
+        *,
+        joins: bool = False,
+        evaluator: Evaluating | None = None,
     ) -> None:
         """`finish_trace` is called at the end; see `trace`. `joins`: events may wait for others, and give no sample."""
-        self.launcher, self.store, self._joins = launcher, store, joins
+        self.launcher, self.store, self._joins, self._evaluator = launcher, store, joins, evaluator
         self._finish_trace = finish_trace
         self.trace = ""
         """Where the trace is, in words; "" without one."""
@@ -53,18 +65,46 @@ class JobRun:
         self._end: Status | None = None
 
     def run(self) -> RunOutcome:
-        """Run the job to its end; see JobRunner.run."""
+        """Run the job to its end; see JobRunner.run. Once it has drained, the evaluator scores its last versions."""
         outcome = self.launcher.run()
         self.trace = self._finish_trace()
         self.report = read_report(self.store / REPORT)
         if outcome.code == ExitCode.DRAINED and not self.launcher.stopped:
-            outcome = outcome_of_report(outcome, self.report, joins=self._joins)
+            outcome = self.judged(outcome)
+        if self._evaluator is not None and self.report:
+            if outcome.code == ExitCode.DRAINED and not self.launcher.stopped:
+                with on_stop_signal(self._stop_scoring):
+                    self._evaluator.finish()
+            self.add_to_report(EVALUATOR, plain(self._evaluator.status()))
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
+    def judged(self, outcome: RunOutcome) -> RunOutcome:
+        """The outcome of a run whose stream is drained, by its report; see outcome_of_report. Any thread."""
+        return outcome_of_report(outcome, read_report(self.store / REPORT), joins=self._joins)
+
+    def _stop_scoring(self) -> None:
+        assert self._evaluator is not None, "its scores are waited for"
+        self.launcher.stopped = True
+        self._evaluator.hurry()
+
     def status(self) -> Status:
         """After the end, with the final figures."""
-        return self._end or self.launcher.status()
+        status = self._end or self.launcher.status()
+        return status if self._evaluator is None else replace(status, evaluator=self._evaluator.status())
+
+    def drain(self) -> None:
+        """Stop after the pass in training, without waiting for scores. Any thread."""
+        if self._evaluator is not None:
+            self._evaluator.hurry()
+        self.launcher.drain()
+
+    def add_to_report(self, section: str, content: object) -> None:
+        """Add a section to the report of the run. Raises Unwritable."""
+        path = self.store / REPORT
+        self.report = {**read_report(path), section: content}
+        with writing(path):
+            write_whole(REAL, path, json.dumps(self.report, indent=2, allow_nan=False).encode())
 
 
 def outcome_of_report(outcome: RunOutcome, report: Mapping[str, Any], *, joins: bool) -> RunOutcome:
@@ -108,7 +148,7 @@ def open_run(
         held.callback(clear_live, store)  # commits hold all that is needed
         set_paused(store, paused)
         newest = fetch_commits(job, on_line, fresh=fresh)
-        job = with_store_defaults(job)
+        written, job = job, tuned_at_start(with_store_defaults(job), on_line, stopped)
         if text := old_defaults_note(job):
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
@@ -117,6 +157,10 @@ def open_run(
         limits = restart_limits(job.spec.cluster)
         spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
         plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees, trace=trace)
+        elastic = None
+        if job.spec.cluster.elastic is not None:
+            assert isinstance(launcher, ElasticLauncher), "the check of the job has refused any other"
+            elastic = Elasticity(job.spec.cluster, launcher, plans, on_line)
         runner = JobRunner(
             job.spec.name,
             plans.phases(),
@@ -124,14 +168,15 @@ def open_run(
             launcher=launcher,
             restarts=limits,
             standbys=plans,
+            elastic=elastic,
             stop_code=stopped,
         )
-        joins = job.spec.join is not None
+        joins, evaluator = job.spec.join is not None, held.enter_context(evaluating(written, folder, on_line))
         if trace is None:
-            yield JobRun(runner, store, joins=joins)
+            yield JobRun(runner, store, joins=joins, evaluator=evaluator)
             return
         begin_trace(store)
-        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)), joins=joins)
+        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)), joins=joins, evaluator=evaluator)
 
 
 def _workers(job: LoadedJob) -> list[str]:

@@ -20,6 +20,7 @@ from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.retry import Backoff
 from headrace.rpc import refusals
 from headrace.rpc.run_files import RANK0
+from headrace.service.cluster.elastic import Elasticity
 from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
 from headrace.service.cluster.rank0_connection import RankZeroConnection
 from headrace.service.cluster.resizing import StandbyPlans, StandbyWorkers, Successor
@@ -66,6 +67,7 @@ class JobRunner:
         faults: Faults = lambda generation, worker: (),
         status_interval_s: float = 0.5,
         standbys: StandbyPlans | None = None,
+        elastic: Elasticity | None = None,
         stop_code: ExitCode = ExitCode.DRAINED,
     ) -> None:
         """`standbys` plans the workers that stand by when the job is resized, if the launcher has room for them.
@@ -74,6 +76,7 @@ class JobRunner:
         """
         self._launcher = launcher
         self._phases, self._on_line, self._faults, self._standbys = phases, on_line, faults, standbys
+        self._elastic = elastic
         self._limits, self._restarts = limits or EndingLimits(), restarts or RestartLimits()
         self._status_interval_s, self._stop_code = status_interval_s, stop_code
         self._events: Events = queue.SimpleQueue()
@@ -84,9 +87,12 @@ class JobRunner:
         self._drain_asked = threading.Lock()  # acquired once, at the first request
         self._last_number = 0
         self.stopped = False
-        """True if a stop was requested; set by `run`."""
+        """True if a stop was requested, also of what follows the stream; set by `run` and by what follows."""
         self._refused_before = Counter(refusals.PROCESS.counts())
         self._version = 0  # the newest that a rank 0 has reported
+        self.then: Callable[[RunOutcome, Launcher, int], RunOutcome] | None = None
+        """Work on the launcher once the stream is drained, before its agents end: it takes the outcome so far and the
+        number of the next generation. Set before `run`."""
 
     def status(self) -> Status:
         """Rank 0's last status, with the launcher's figures; the state is "restarting" between generations.
@@ -99,11 +105,17 @@ class JobRunner:
         refused = Counter(refusals.PROCESS.counts()) - self._refused_before + Counter(status.refused)
         last_death = self._deaths[-1].reason if self._deaths else None
         told = replace(status, restarts=len(self._deaths), last_death=last_death, refused=dict(refused))
+        if self._elastic is not None:
+            told = replace(told, elastic=self._elastic.status())
         if self._generation is None:
             return told
         if late := self._generation.unrenewed:
             told = replace(told, unrenewed=late)
+        if lost := self._generation.lost:
+            told = replace(told, lost=lost)
         waits = self._generation.waits
+        if waits is not None and told.elastic is not None and told.elastic.waits:
+            waits = f"{waits}; {told.elastic.waits}"
         return told if waits is None else replace(told, stalled=StallStatus(waits_for="workers", text=waits))
 
     def lacks(self) -> str:
@@ -146,8 +158,11 @@ class JobRunner:
                 self._show_restarting()
             outcome, self.stopped = self._run_phase(plan)
             if self.stopped or outcome.code != ExitCode.DRAINED:
-                break
-        return outcome
+                return outcome
+        if self.then is None:
+            return outcome
+        self.stopped = self._stop_requested_within(0)
+        return outcome if self.stopped else self.then(outcome, self._launcher, self._last_number + 1)
 
     def _run_phase(self, next_plan: NextPlan) -> tuple[RunOutcome, bool]:
         """Run generations until one ends the phase; its outcome, and whether a stop was requested."""
@@ -227,7 +242,9 @@ class JobRunner:
 
     def _show_restarting(self) -> None:
         """Until the next rank 0 answers, the status has the last figures of the one before, but no resize of its."""
-        self._before = replace(self.status(), state="restarting", stalled=None, refused={}, resizing=None, unrenewed={})
+        self._before = replace(
+            self.status(), state="restarting", stalled=None, refused={}, resizing=None, unrenewed={}, lost={}
+        )
         self._rank0 = None
 
     def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:
@@ -241,6 +258,9 @@ class JobRunner:
             generation.step(Tick())
             while (outcome := generation.outcome) is None:
                 self._take_event(generation, standby)
+                if self._elastic is not None and generation.outcome is None and self._elastic.step(generation):
+                    outcome = RunOutcome(ExitCode.DRAINED, "another number of trainers goes on")
+                    break
                 if standby is not None and standby.has_claimed:
                     outcome = RunOutcome(ExitCode.DRAINED, "its successor has claimed the job")
                     break

@@ -141,6 +141,9 @@ class ProcessLauncher(JobLauncher):
         """This machine is always there."""
         return None
 
+    def has_place(self, spec: WorkerSpec) -> bool:
+        return True
+
     def end(self, code: int, reason: str) -> None:
         """Workers that are gone need not hear of it."""
 
@@ -149,6 +152,7 @@ class ProcessLauncher(JobLauncher):
     ) -> list[WorkerHandle]:
         if generation != self._newest or self._server is None:
             raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
+        self.rendezvous.expect_again(spec.name for spec in specs)
         children: list[WorkerProcess] = []
         with ExitStack() as undo:
             for spec in specs:
@@ -165,9 +169,9 @@ def start_process(starter: Starter, spec: WorkerSpec, contact: LauncherContact) 
     """Start a worker whose private files are in its run folder. Raises CannotStart, Unwritable."""
     path = spec.run_folder / f"{spec.name}.json"
     config = dict(spec.config)
+    config["launcher"] = contact.model_dump(mode="json")
     if spec.role is not WorkerRole.PREDICTOR:  # nobody calls a predictor
         config["socket"] = str(spec.run_folder / f"{spec.name}.socket")
-        config["launcher"] = contact.model_dump(mode="json")
     write_private(path, config)
     try:
         return starter.start((*spec.command, "--config", str(path)), spec.folder)

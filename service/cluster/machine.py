@@ -51,7 +51,7 @@ def _link(path: str) -> str:
         return ""
 
 
-# The files that the trainers of a job read: each machine must have the same ones. headrace.shared_folder compares them.
+# The files that trainers and readers read: each machine must have the same ones. headrace.shared_folder compares them.
 
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".js", ".lua", ".R", ".awk")
 """Ends of names of programs' texts."""
@@ -60,11 +60,17 @@ MAX_SOURCE_FILES = 64
 
 
 def input_files(job: LoadedJob) -> list[str]:
-    """Files of the pipe, of the user's model and of the source, relative to the job's folder."""
-    named = [*named_by_pipe(job), *model_files(job.folder, job.spec.model.class_path or "")]
+    """Files that a trainer reads, relative to the job's folder: of the user's model, and without readers of the pipe
+    and of the source."""
+    stream = [] if job.cluster.readers else stream_files(job)
+    return list(dict.fromkeys([*stream, *model_files(job.folder, job.spec.model.class_path or "")]))
+
+
+def stream_files(job: LoadedJob) -> Iterator[str]:
+    """Files of the pipe and of the source, relative to the job's folder."""
+    yield from named_by_pipe(job)
     for source in job.spec.sources.values():
-        named += islice(source.local_files(job.folder), MAX_SOURCE_FILES)
-    return list(dict.fromkeys(named))
+        yield from islice(source.local_files(job.folder), MAX_SOURCE_FILES)
 
 
 def named_by_pipe(job: LoadedJob) -> Iterator[str]:

@@ -5,20 +5,20 @@ reason. headrace.rpc.rendezvous carries the calls.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from headrace.deadline import Deadline
-from headrace.errors import Refused, SpecError
+from headrace.errors import Refused
 from headrace.identity import certificates
 from headrace.identity.authority import Authority
 from headrace.identity.peers import PeerRole
 from headrace.identity.renewal import NUM_TRIES
 from headrace.rpc.joining import OtherGeneration
-from headrace.rpc.rendezvous import Member
+from headrace.rpc.rendezvous import Member, ServingWorker
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
-from headrace.shared_folder import ABSENT
+from headrace.shared_folder import check_digests
 
 RANK_0 = f"{WorkerRole.TRAINER}-0"
 """The worker for which the other trainers wait."""
@@ -38,6 +38,8 @@ class Roll:
     """Incarnations of those that have come, by name."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Where they serve, by name."""
+    times: dict[str, int] = field(default_factory=dict)
+    """How many processes of a name have told where they serve, by name."""
     certified: dict[str, datetime] = field(default_factory=dict)
     """When their newest certificate was new, by name."""
     collectives: str | None = None
@@ -67,6 +69,19 @@ class Roll:
             where = f", which serves at {self.addresses[name]}" if name in self.addresses else ""
             raise Refused(f"generation {number} has another {name} already{where}; end one of the two processes")
 
+    def announce(self, member: Member, address: str, now: datetime) -> None:
+        """Note where `member` serves; a repeat changes nothing. Raises Refused as `admit` does."""
+        self.admit(member)
+        if self.addresses.get(member.worker) != address:
+            self.times[member.worker] = self.times.get(member.worker, 0) + 1
+        self.addresses[member.worker] = address
+        self.certified.setdefault(member.worker, now)
+
+    def expect_again(self, name: str) -> None:
+        """The process that had come by this name is gone, and another one is started."""
+        for known in (self.processes, self.addresses, self.certified):
+            known.pop(name, None)
+
     def renew(self, member: Member, now: datetime) -> None:
         """Note that a process has another certificate. Its agent, which has one of the same name, does not count."""
         if self.processes.get(member.worker) == member.incarnation:
@@ -79,13 +94,7 @@ class Roll:
 
     def compare(self, member: Member, inputs: Mapping[str, str]) -> None:
         """Raise SpecError where `member` reads other inputs than the launcher."""
-        for path, digest in self.expected[member.worker].items():
-            if (given := inputs.get(path, ABSENT)) != digest:
-                found = "it is not there" if given == ABSENT else f"its first bytes have the digest {given[:16]}"
-                raise SpecError(
-                    f"{member.worker} reads {path}, and at its machine {found}, where {digest[:16]} is expected; "
-                    "copy the file from the head to that machine"
-                )
+        check_digests(member.worker, self.expected[member.worker], inputs)
 
 
 class Meeting:
@@ -120,9 +129,19 @@ class Meeting:
 
     def announce(self, member: Member, address: str) -> None:
         with self._changed:
-            self._roll.admit(member)
-            self._roll.addresses[member.worker] = address
-            self._roll.certified.setdefault(member.worker, datetime.now(UTC))
+            self._roll.announce(member, address, datetime.now(UTC))
+
+    def expect_again(self, names: Iterable[str]) -> None:
+        """Other processes of these names are started in this generation."""
+        with self._changed:
+            for name in names:
+                self._roll.expect_again(name)
+
+    def find(self, member: Member, worker: str) -> ServingWorker | None:
+        with self._changed:
+            self._roll.check(member)
+            address = self._roll.addresses.get(worker)
+            return None if address is None else ServingWorker(address, self._roll.times[worker])
 
     def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
         """Where no certificate shows the name, only the process that has come gets another

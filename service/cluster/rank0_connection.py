@@ -6,13 +6,14 @@ The service has such a connection to each launcher.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from headrace.deadline import Deadline
-from headrace.errors import HeadraceError
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.role import RoleClient
 from headrace.trainer.job_status import StallStatus, Status, read
@@ -56,6 +57,7 @@ class RankZeroConnection:
         self._heard_s: float | None = None
         self._sending: ResizeMessage | None = None
         self._sent: ResizeMessage | None = None
+        self._asking: Mapping[str, Any] | None = None
         self.message: ResizeMessage | None = None
         """The last message of rank 0; None: none."""
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
@@ -82,6 +84,12 @@ class RankZeroConnection:
     def send(self, message: ResizeMessage) -> None:
         """Send rank 0 a message, in place of the one before, with each poll from now on. Returns at once."""
         self._sending = message
+        self._wake.set()
+
+    def ask(self, operation: Mapping[str, Any]) -> None:
+        """Send rank 0 a request for an operation, in place of the one before, until it has answered. Returns at
+        once."""
+        self._asking = operation
         self._wake.set()
 
     def close(self) -> None:
@@ -119,3 +127,15 @@ class RankZeroConnection:
         self._sent, self.message = sending, decode_message(message)
         self._status = read(Status, status)
         self._heard_s = time.monotonic()
+        if (asking := self._asking) is not None:
+            self._ask(client, asking)
+
+    def _ask(self, client: RoleClient, operation: Mapping[str, Any]) -> None:
+        try:
+            client.operate({"do": "ask", "operation": operation}, Deadline.after(CALL_S))
+        except (NotYet, Unavailable, DeadlineExceeded):
+            return  # asked again at the next poll
+        except HeadraceError as error:
+            log.warning("rank 0 refuses to %s: %s", operation["op"], error)
+        if self._asking is operation:
+            self._asking = None

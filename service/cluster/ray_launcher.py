@@ -22,6 +22,7 @@ from headrace.errors import Refused
 from headrace.extras import require
 from headrace.identity.join_token import read_token
 from headrace.lifecycle import ExitCode
+from headrace.printable import counted
 from headrace.process import ChildProcess, unbuffered
 from headrace.rpc.joining import AgentFacts, Answer, JobEnd
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
@@ -220,6 +221,8 @@ AGAIN_S = 3.0
 class RayLauncher(ExternalLauncher):
     """A context. Ray's actors and the process that holds the connection end with it."""
 
+    elastic = False  # Ray starts agents for a whole generation at once
+
     @classmethod
     def check(cls, cluster: ClusterSection) -> None:
         require("ray", "every machine of a Ray cluster", "cluster.launcher")
@@ -253,8 +256,9 @@ class RayLauncher(ExternalLauncher):
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
         super().prepare(specs, generation)
         with self._state:
-            self._waits = f"{self._at}, which starts {len(specs)} workers"
-        self._specs = sorted(specs, key=lambda spec: spec.role is not WorkerRole.TRAINER)  # the order of ranks
+            self._waits = f"{self._at}, which starts {counted(len(specs), 'worker')}"
+        last = WorkerRole.SHARD, WorkerRole.READER
+        self._specs = sorted(specs, key=lambda spec: spec.role in last)  # the order of ranks
         self._place()
 
     def waits_for(self) -> str | None:
@@ -320,7 +324,7 @@ class RayLauncher(ExternalLauncher):
                 case {"waits": text}:
                     self._waits = text
                 case {"started": number}:
-                    self._waits = f"{self._at}, which starts {number} workers"
+                    self._waits = f"{self._at}, which starts {counted(number, 'worker')}"
                     self._started_s = time.monotonic()
                 case {"unreachable": text}:  # the connection itself tries again
                     self._waits = f"{self._at}: {text}; this is tried again"

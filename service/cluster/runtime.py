@@ -49,6 +49,7 @@ class WorkerRole(StrEnum):
     SHARD = "shard"
     TRAINER = "trainer"
     PREDICTOR = "predictor"
+    READER = "reader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +145,13 @@ class Launcher(Protocol):
     def waits_for(self) -> str | None:
         """The workers of the generation in preparation for which no place to run is known yet, in words; or None.
 
-        `start` is called once it is None.
+        `start` is called once it is None. Readers are waited for as long as cluster.node_timeout once there are places
+        for all other workers, and for one of them.
         """
+        ...
+
+    def has_place(self, spec: WorkerSpec) -> bool:
+        """Whether this worker of the generation, which does not run, could be started now."""
         ...
 
     def end(self, code: int, reason: str) -> None:
@@ -157,6 +163,7 @@ class Launcher(Protocol):
     ) -> list[WorkerHandle]:
         """Start all of `specs`, some workers of the generation in preparation, or none: handles in their order.
 
+        A reader that has ended, or that had no place, may be started while the trainers run: this returns at once then.
         Deaths are reported through `on_exit` rather than polled, so that one is noticed at once. A death may be
         reported before this returns. Raises CannotStart, which names the worker, and Unwritable; then every worker of
         this call is gone and none is reported. Raises ValueError for another generation than the one in preparation.

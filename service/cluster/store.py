@@ -27,6 +27,7 @@ from headrace.errors import DeadlineExceeded, SpecError
 from headrace.identity import FOLDER as AUTHORITY_FOLDER
 from headrace.rpc import run_files
 from headrace.shared_folder import FOLDER as SHARED_FOLDER
+from headrace.trainer.exports.scores import EVALUATOR
 
 MARKER = "headrace.json"
 """The file that marks a folder as a store. Nothing in a folder without it is ever removed."""
@@ -72,10 +73,15 @@ LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 OBJECTS_AT = "objects_at"
 """The address of the object store; see trainer.checkpoint.object_store."""
+TUNING = "tuning"
+"""Stores of the settings that a new job tries; left by a run that was killed meanwhile, and removed by the next one."""
+TUNED = "tuning.json"
+"""The settings that the job chose, as the log has them from its first generation on."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", HANDOVER, "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
-    *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
+    *("exports", "exports-stage", EVALUATOR, OUTPUT, PAUSED, SHARED),
+    *(TUNING, TUNED, unfinished_name(Path(TUNED)).name),
     *(OBJECTS_AT, unfinished_name(Path(OBJECTS_AT)).name),
     *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
     *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),
@@ -101,6 +107,14 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
             _check_empty(store)
             _write(store / RUN, {"job": job, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         yield store
+
+
+@contextmanager
+def held_store(store: Path, job: str) -> Iterator[None]:
+    """Hold the store of a job, which stays as it is. Raises SpecError where it is none of the job's, or in use."""
+    check_run(store, job)
+    with _locked(store, '; predict on its machines once it has ended, or meanwhile with on = "here"'):
+        yield
 
 
 def marker_of(store: Path) -> Path:

@@ -1,4 +1,5 @@
-"""Completes a job file by its store: with the set of defaults that it began with, and with the numbers of its slots.
+"""Completes a job file by its store: with the set of defaults that it began with, with the settings that tuning chose,
+and with the numbers of its slots.
 
 trainer.spec.defaults has the sets, dataset.spec.slot_groups the rules of the numbers.
 """
@@ -9,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headrace import documents
 from headrace.config import validate
 from headrace.dataset.spec.slot_groups import settled
 from headrace.dataset.spec.stream_spec import SlotsSpec
+from headrace.service.cluster.store import TUNED
 from headrace.service.spec.job import LoadedJob, with_defaults
+from headrace.service.spec.tuned_settings import under_choice
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
 from headrace.trainer.config import NEWEST_DEFAULTS
 from headrace.trainer.journal.log import read_history
@@ -21,11 +25,12 @@ from headrace.trainer.spec.defaults import FIRST, fill_defaults
 
 
 def with_store_defaults(job: LoadedJob) -> LoadedJob:
-    """The job with the defaults that its store began with, unless its file names another set, and with the numbers that
-    its slots have in the store. Raises SpecError."""
+    """The job with the defaults that its store began with, unless its file names another set, with the settings that
+    it chose for keys that its file leaves out, and with the numbers that its slots have in the store. Raises SpecError.
+    """
     logged = newest_spec(job.store)
     if logged is None:
-        return job
+        return under_choice(job, _chosen_before_log(job.store))
     if fill_defaults(logged).get("slots") != job.full["slots"]:
         job = with_slot_numbers(job)
     return _with_defaults_of(job, logged)
@@ -37,7 +42,16 @@ def with_defaults_alone(job: LoadedJob) -> LoadedJob:
     return job if logged is None else _with_defaults_of(job, logged)
 
 
+def _chosen_before_log(store: Path) -> Mapping[str, Any] | None:
+    """The settings that a new job chose, which its first generation logs; None: it has not chosen yet."""
+    try:
+        return documents.read_object(store / TUNED)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _with_defaults_of(job: LoadedJob, logged: Mapping[str, Any]) -> LoadedJob:
+    job = under_choice(job, logged.get("tuning", {}).get("chosen"))
     return job if job.raw.get("defaults") else with_defaults(job, logged.get("defaults", FIRST))
 
 

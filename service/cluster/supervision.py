@@ -54,6 +54,14 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotStarted:
+    """A reader has no place to run, or could not be started, and the others do without it."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """A person or the system requests the end of the job."""
 
@@ -63,7 +71,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Started | Exited | StartFailed | StopRequested | Tick
+Event = Started | Exited | StartFailed | NotStarted | StopRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,17 @@ class KillWorkers:
     reason: str
 
 
-Effect = DrainRankZero | TerminateWorkers | KillWorkers
+@dataclass(frozen=True, slots=True)
+class StartReaders:
+    """Start those of these readers that have a place."""
+
+    workers: tuple[str, ...]
+
+
+Effect = DrainRankZero | TerminateWorkers | KillWorkers | StartReaders
+
+READER_PAUSES = Backoff.doubling(1.0, 60.0)
+"""Between the end of a reader and its next start, by the number of its ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +152,22 @@ def outcome_of_death(worker: str, code: int) -> RunOutcome:
 
 
 class Supervision:
-    """The state of one generation. `outcome` is set once no worker is left."""
+    """The state of one generation. `outcome` is set once no worker is left.
 
-    def __init__(self, shards: Sequence[str], trainers: Sequence[str], limits: EndingLimits) -> None:
+    A reader that dies ends it only where it is the last one, or no trainer runs yet: its parts go to the others until
+    it is started again.
+    """
+
+    def __init__(
+        self, shards: Sequence[str], trainers: Sequence[str], limits: EndingLimits, readers: Sequence[str] = ()
+    ) -> None:
         self._limits = limits
-        self._shards = frozenset(shards)
+        self._readers = frozenset(readers)
+        self._servers = self._readers | frozenset(shards)
+        self.lost: dict[str, str] = {}
+        """The readers that do not run, and that the generation goes on without, with the reason."""
+        self._losses: Counter[str] = Counter()
+        self._start_at: dict[str, float] = {}  # by reader that does not run
         self._to_finish = set(trainers)
         self._alive: dict[str, None] = {}  # in order of their start
         self._trainer_started = False
@@ -168,12 +197,15 @@ class Supervision:
         match event:
             case Started(worker):
                 self._alive[worker] = None
-                self._trainer_started |= worker not in self._shards
+                self.lost = {name: why for name, why in self.lost.items() if name != worker}
+                self._trainer_started |= worker not in self._servers
                 return []
             case Exited(worker, code):
                 return self._exited(worker, code, now_s)
             case StartFailed(worker, reason):
                 return self._end(RunOutcome(ExitCode.RETRY, f"{worker}: {reason}", worker), now_s)
+            case NotStarted(worker, reason):
+                return self._do_without(worker, reason, now_s)
             case StopRequested():
                 return self._stop(now_s)
             case Tick():
@@ -187,7 +219,9 @@ class Supervision:
             if self._settling and is_cause:
                 self._verdict, self._settling = outcome_of_death(worker, code), False
             return []
-        if worker in self._shards or code != 0:
+        if worker in self._readers and self._goes_on_without(worker, code):
+            return self._do_without(worker, format_exit(code), now_s)
+        if worker in self._servers or code != 0:
             self._settling = code > 0
             return self._end(outcome_of_death(worker, code), now_s)
         self._to_finish.discard(worker)
@@ -198,6 +232,20 @@ class Supervision:
             return []
         reason = "stopped after the pass in training" if self._stop_asked else "the stream is drained"
         return self._end(RunOutcome(ExitCode.DRAINED, reason), now_s)
+
+    def _do_without(self, reader: str, why: str, now_s: float) -> list[Effect]:
+        self.lost = {**self.lost, reader: why}
+        self._losses[reader] += 1
+        self._start_at[reader] = now_s + READER_PAUSES.pause_s(self._losses[reader])
+        return []
+
+    def _goes_on_without(self, reader: str, code: int) -> bool:
+        """Whether another reader is left, and this one did not find what all of them would find.
+
+        One that was started later may be on another machine, whose files are its own.
+        """
+        known = code in (ExitCode.FAILED, ExitCode.BAD_CONFIG) and not self._losses[reader]
+        return self._trainer_started and not known and any(name in self._readers for name in self._alive)
 
     def _stop(self, now_s: float) -> list[Effect]:
         everyone = tuple(self._alive)
@@ -224,6 +272,9 @@ class Supervision:
         if self._kill_at is not None and now_s >= self._kill_at:
             self._kill_at, self._settling = now_s + self._limits.end_s, False
             return [KillWorkers(tuple(self._alive), f"still running: {self._verdict.reason if self._verdict else ''}")]
+        if self._verdict is None and self._trainer_started and not self._stop_asked:
+            due = tuple(name for name in self.lost if now_s >= self._start_at[name])
+            return [StartReaders(due)] if due else []
         return []
 
     def _end(self, verdict: RunOutcome, now_s: float) -> list[Effect]:

@@ -6,12 +6,11 @@ Pure, but for the secret drawn for each generation. A launcher starts them (serv
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.address import LOOPBACK_INTERFACE
-from headrace.blob.store_address import parse as parse_store_address
 from headrace.dataset.spec.schema import Schema
 from headrace.identity.authority import Authority
 from headrace.identity.credentials import Identity
@@ -19,7 +18,7 @@ from headrace.identity.peers import PeerRole
 from headrace.pserver.config import TableSection, Wire
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
-from headrace.service.cluster.machine import input_files
+from headrace.service.cluster.machine import input_files, stream_files
 from headrace.service.cluster.runtime import PYTHON, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from headrace.service.spec.config import ClusterSection, WorkerResources
@@ -28,6 +27,7 @@ from headrace.service.spec.launchers import launcher_of
 from headrace.shared_folder import SharedFolder, digests, head_sizes
 from headrace.timeline import TracePart, TraceWindow
 from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.spec.class_rules import label_bounds_of, masks_of
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
@@ -35,6 +35,7 @@ from headrace.trainer.status.time_spent import STALL_SHARE
 
 MODULES = {
     WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
+    WorkerRole.READER: ("headrace.dataset.reader.server", "headrace.dataset.features.json_decoder", "pyarrow.compute"),
     WorkerRole.TRAINER: (
         "headrace.trainer.train.assembly",
         "headrace.dataset.features.json_decoder",
@@ -43,6 +44,8 @@ MODULES = {
     ),
 }
 """The modules that workers of a role import, also those that they import late."""
+OF_ANY_JOB = [module for role in MODULES for module in MODULES[role]]
+"""The modules that the workers of some job import."""
 BESIDE = "headrace.trainer.predict.background"
 """The module that runs another one at the lowest priority."""
 
@@ -50,10 +53,11 @@ BESIDE = "headrace.trainer.predict.background"
 def preloaded(cluster: ClusterSection) -> list[str]:
     """The modules that the workers of a job import.
 
-    The shards start first, so they are forked before torch is loaded.
+    Shards and readers start first, so they are forked before torch is loaded.
     """
     shards = MODULES[WorkerRole.SHARD] if cluster.num_shards else ()
-    return [*shards, *MODULES[WorkerRole.TRAINER]]
+    readers = MODULES[WorkerRole.READER] if cluster.readers else ()
+    return [*shards, *readers, *MODULES[WorkerRole.TRAINER]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +82,19 @@ class JobPlan:
     """Private files of this generation: configurations and sockets."""
     shards: tuple[WorkerSpec, ...]
     trainers: tuple[WorkerSpec, ...]
-    """Their configurations lack the addresses of the shards, which are known once those run."""
+    """Their configurations lack the addresses of shards and readers, which are known once those run."""
+    readers: tuple[WorkerSpec, ...] = ()
     max_silent_s: float
     """Rank 0 stands still where it does not answer for longer."""
     secret: str = field(repr=False)
     """Every call between the job's processes carries it."""
     head: Identity | None = None
     """The identity of the launcher, for calls to rank 0; None where all processes are on this machine."""
+
+    @property
+    def servers(self) -> tuple[WorkerSpec, ...]:
+        """The workers that serve the trainers, and start before them."""
+        return self.shards + self.readers
 
     @property
     def rank0(self) -> WorkerSpec:
@@ -108,13 +118,33 @@ class PredictionWorkers:
     wire: Wire
     """How rows travel."""
     secret: str = field(repr=False)
+    head: Identity | None = None
+    """By which the launcher has the shards read their rows: that of the first predictor, which does not run yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionHosts:
+    """The machines of a prediction as far as its processes depend on them; by default, this one."""
+
+    generation: int = 1
+    """That of the first try."""
+    same_machine: bool = True
+    authority: Authority | None = None
+    """The job's, where processes reach each other between machines."""
+    sees: SharedFolder | None = None
+    """The store, which every machine must see."""
+    sees_output: SharedFolder | None = None
+    """The folder of the output, which every machine must see."""
+    uploaded: Mapping[str, Any] | None = None
+    """Name and manifest of the commit, of which each process fetches its part from the object store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionFolders:
     """The folders of a prediction. `live` and `private` are new, and for their owner only."""
 
-    output: Path
+    output: str
+    """Address of the output."""
     commit: Path
     """The commit whose rows and weights are read."""
     live: Path
@@ -143,7 +173,7 @@ def plan_job(
     """
     secret = secrets.token_hex(32)
     cluster = job.cluster
-    cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
+    cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.num_trainers)
     common = {
         "secret": secret,
         "generation": generation,
@@ -155,6 +185,7 @@ def plan_job(
     }
     same_machine = launcher_of(cluster).same_machine  # then all trainers read the same files anyway
     inputs = {} if same_machine else head_sizes(input_files(job), job.folder)
+    of_readers = {} if same_machine else head_sizes(stream_files(job), job.folder)
     suffix = "" if role.stands_by is None else f".g{generation}"
     of_ranks = {**common, "cores": cores_each, "until": role.until, "inputs": inputs}
     of_ranks |= {"stands_by": role.stands_by, "prepares_resizes": role.prepared}
@@ -166,12 +197,13 @@ def plan_job(
             job,
             tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join),
             run_folder,
-            {**common, "num_ranks": cluster.trainers},
+            {**common, "num_ranks": cluster.num_trainers},
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
-            parts=_part_stores(job, suffix),
+            parts=_part_stores(job, suffix, cluster.num_shards),
             resources=_resources(cluster.resources.shard),
         ),
-        trainers=tuple(_trainer(job, run_folder, of_ranks, rank, suffix) for rank in range(cluster.trainers)),
+        readers=_readers(job, run_folder, common, of_readers),
+        trainers=tuple(_trainer(job, run_folder, of_ranks, rank, suffix) for rank in range(cluster.num_trainers)),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
@@ -208,30 +240,47 @@ def _with_config(plan: JobPlan, more: Callable[[WorkerSpec], Mapping[str, Any]])
     def told(spec: WorkerSpec) -> WorkerSpec:
         return replace(spec, config={**spec.config, **more(spec)})
 
-    return replace(plan, shards=tuple(map(told, plan.shards)), trainers=tuple(map(told, plan.trainers)))
+    shards, readers, trainers = (tuple(map(told, each)) for each in (plan.shards, plan.readers, plan.trainers))
+    return replace(plan, shards=shards, readers=readers, trainers=trainers)
 
 
 def plan_prediction(
-    job: LoadedJob, request: PredictionRequest, folders: PredictionFolders, cores: float, *, beside: bool
+    job: LoadedJob,
+    request: PredictionRequest,
+    folders: PredictionFolders,
+    cores: float,
+    *,
+    beside: bool,
+    hosts: PredictionHosts = PredictionHosts(),
 ) -> PredictionWorkers:
-    """The processes of a prediction, which share `cores`; `beside`: at the lowest priority.
-
-    Each prediction has processes of its own, so its generation is 1.
-    """
-    secret, generation = secrets.token_hex(32), 1
-    max_message = job.spec.cluster.max_message
+    """The processes of a try of a prediction, which share `cores`; `beside`: at the lowest priority."""
+    secret, cluster = secrets.token_hex(32), job.spec.cluster
+    there, generation = request.on == "cluster", hosts.generation
     command = (*PYTHON, BESIDE) if beside else PYTHON
+    common = {
+        "secret": secret,
+        "generation": generation,
+        "max_message": cluster.max_message,
+        "node_timeout": cluster.node_timeout,
+        "sees": None if hosts.sees is None else hosts.sees.model_dump(mode="json"),
+    }
+
+    def live(name: str) -> str:
+        return str(folders.live / name if hosts.same_machine else job.store / LIVE / f"g{generation}-{name}")
+
     config = {
+        **common,
         "job": with_secrets(job.full, job.secrets),
         "folder": str(job.folder),
-        "output": str(folders.output),
+        "output": folders.output,
         "commit": str(folders.commit),
+        "uploaded": hosts.uploaded,
         "request": dump_with_secrets(request),
-        "secret": secret,
         "cores": cores / request.trainers,
-        "max_message": max_message,
-        "live": str(folders.live / "live"),
+        "sees_output": None if hosts.sees_output is None else hosts.sees_output.model_dump(mode="json"),
     }
+    resources = _resources(cluster.resources.trainer) if there else Resources(cores=cores / request.trainers)
+    authority = hosts.authority
     return PredictionWorkers(
         generation=generation,
         wire=request.wire,
@@ -240,28 +289,30 @@ def plan_prediction(
             {**job.spec.tables, **history_tables(Schema.of(job.spec.slots))},
             folders.private,
             {
-                "secret": secret,
-                "generation": generation,
-                "max_message": max_message,
+                **common,
                 "wire": request.wire,
                 "num_ranks": request.trainers,
+                "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
             },
-            [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
+            [live(f"shard-{shard}") for shard in range(request.num_shards)],
             command=command,
+            parts=None if hosts.uploaded is None else _part_stores(job, ".predict", request.num_shards),
+            resources=_resources(cluster.resources.shard) if there else None,
         ),
         predictors=tuple(
             WorkerSpec(
                 role=WorkerRole.PREDICTOR,
                 number=rank,
                 command=(*command, "headrace.trainer.predict"),
-                config={**config, "rank": rank},
+                config={**config, "rank": rank, "live": live(f"predictor-{rank}")},
                 folder=job.folder,
                 run_folder=folders.private,
-                resources=Resources(cores=cores / request.trainers),
+                resources=resources,
             )
             for rank in range(request.trainers)
         ),
         secret=secret,
+        head=None if authority is None else authority.identity(authority.name(generation, PeerRole.PREDICTOR, 0)),
     )
 
 
@@ -270,16 +321,15 @@ def cache_names(job: LoadedJob) -> list[str]:
     if job.spec.store.parts != "object":
         return []
     shards = [f"{WorkerRole.SHARD}-{number}" for number in range(job.cluster.num_shards)]
-    return [*shards, *(f"{WorkerRole.TRAINER}-{rank}" for rank in range(1, job.cluster.trainers))]
+    return [*shards, *(f"{WorkerRole.TRAINER}-{rank}" for rank in range(1, job.cluster.num_trainers))]
 
 
-def _part_stores(job: LoadedJob, suffix: str) -> list[dict[str, Any]] | None:
+def _part_stores(job: LoadedJob, suffix: str, num_shards: int) -> list[dict[str, Any]] | None:
     """By shard, where its parts of commits are (pserver.config.PartStore); None: in the folder that rank 0 names."""
-    mirror = job.spec.store.mirror
-    if job.spec.store.parts != "object" or mirror is None:
+    if (address := job.spec.store.objects_at(job.folder)) is None:
         return None
-    address, caches = parse_store_address(mirror, job.folder).text, job.store / CACHE
-    shards = range(job.cluster.num_shards)
+    caches = job.store / CACHE
+    shards = range(num_shards)
     return [{"address": address, "cache": str(caches / f"{WorkerRole.SHARD}-{shard}{suffix}")} for shard in shards]
 
 
@@ -315,6 +365,7 @@ def _shards(
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,
         "merge": job.spec.train.merge.model_dump(mode="json"),
+        "max_ahead": job.spec.train.max_ahead,
     }
     return tuple(
         WorkerSpec(
@@ -330,6 +381,39 @@ def _shards(
     )
 
 
+def _readers(
+    job: LoadedJob, run_folder: Path, common: Mapping[str, Any], inputs: Mapping[str, int]
+) -> tuple[WorkerSpec, ...]:
+    """The readers of a job, which know the stream alone. `inputs`: their files, which trainers then need not have."""
+    spec, cluster = job.spec, job.cluster
+    full = with_secrets(job.full, job.secrets)
+    config = {
+        **{key: common[key] for key in ("secret", "generation", "interface")},
+        **{key: full[key] for key in ("name", "seed", "sources", "pipe", "slots")},
+        "num_readers": cluster.readers,
+        "num_ranks": cluster.trainers,
+        "masks": masks_of(spec),
+        "labels": [asdict(each) for each in label_bounds_of(spec)],
+        "max_outage": spec.passes.max_outage,
+        "memory": spec.passes.memory,
+        "folder": str(job.folder),
+        "inputs": inputs,
+        "digests": digests(inputs, job.folder),
+    }
+    return tuple(
+        WorkerSpec(
+            role=WorkerRole.READER,
+            number=number,
+            command=(*PYTHON, "headrace.dataset.reader"),
+            config={**config, "reader": number},
+            folder=job.folder,
+            run_folder=run_folder,
+            resources=_resources(cluster.resources.reader),
+        )
+        for number in range(cluster.readers)
+    )
+
+
 def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int, suffix: str) -> WorkerSpec:
     """`suffix`: of the folder for files of commits."""
     cluster = job.cluster
@@ -341,12 +425,14 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "store": str(job.store),
         "rank": rank,
         "local_rank": rank,
-        "world": cluster.trainers,
+        "world": cluster.num_trainers,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
         "cache": str(job.store / CACHE / f"{name}{suffix}")
         if (name := f"{WorkerRole.TRAINER}-{rank}") in cache_names(job)
         else None,
         "matmul": job.kernels,
+        "ends_after": job.ends_after,
+        "elastic": None if (elastic := job.spec.cluster.elastic) is None else (elastic.min, elastic.max),
     }
     return WorkerSpec(
         role=WorkerRole.TRAINER,

@@ -17,7 +17,7 @@ from headrace.service.spec.job import LoadedJob
 from headrace.trainer.exports.destination import ExportDestination, address_of, open_destination
 from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.pointers import StoredExport, is_export, point_to, read_current, read_manifest
-from headrace.validation import nearest
+from headrace.validation import no_such
 
 LOOK_S = 300.0
 """Longest time to list an export store."""
@@ -70,7 +70,7 @@ def open_streams(job: LoadedJob, name: str | None) -> Iterator[list[ExportStream
     if not sections:
         raise SpecError("the job has no exports; a section [exports.NAME] adds a stream", "exports")
     if name is not None and name not in sections:
-        raise SpecError(f"there is no stream {name!r}; {nearest(name, sections)}", "exports")
+        raise SpecError(no_such("stream", name, sections), "exports")
     with tempfile.TemporaryDirectory(prefix="headrace-exports-") as scratch:
         yield [
             ExportStream(

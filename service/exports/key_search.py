@@ -20,7 +20,7 @@ from headrace.pserver.store.row_store import sort_order_of
 from headrace.service.exports.export_list import ExportStream, open_streams
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.exports.destination import ExportUnusable
-from headrace.trainer.exports.reader import Export, open_chain
+from headrace.trainer.exports.reader import ReadableExport, open_chain
 
 MAX_FETCHED_BYTES = 512 << 20
 """Most bytes of one stream's exports that may be fetched to find one key."""
@@ -70,11 +70,11 @@ class KeySearch:
         self._table, self._deadline, self._left = table, deadline, max_fetched
         self._place = sort_order_of(np.array([key], np.uint64))[0]
 
-    def kind(self, export: Export) -> str | None:
+    def kind(self, export: ReadableExport) -> str | None:
         """ "row" or "tombstone", whichever the export contains for the key; None: neither."""
         return next((word for kind, word in KINDS.items() if self._in_files(export, kind)), None)
 
-    def _in_files(self, export: Export, kind: str) -> bool:
+    def _in_files(self, export: ReadableExport, kind: str) -> bool:
         """Whether a file of `kind` contains the key: only the last file that begins at the key or before it can."""
         pattern = re.compile(rf"{kind}-{re.escape(self._table)}-(\d+)\.parquet")
         numbered = sorted((int(match[1]), path) for path in export.files if (match := pattern.fullmatch(path)))
@@ -85,11 +85,11 @@ class KeySearch:
             begin, end = (middle, end) if self._begins_before(export, paths[middle]) else (begin, middle)
         return bool(paths) and self._in_file(export, paths[begin])
 
-    def _begins_before(self, export: Export, path: str) -> bool:
+    def _begins_before(self, export: ReadableExport, path: str) -> bool:
         with self._opened(export, path) as parquet:
             return bool(self._starts(parquet, 0))
 
-    def _in_file(self, export: Export, path: str) -> bool:
+    def _in_file(self, export: ReadableExport, path: str) -> bool:
         """Whether a file contains the key; row groups are searched in the same way."""
         with self._opened(export, path) as parquet:
             begin, end = 0, parquet.num_row_groups
@@ -106,7 +106,7 @@ class KeySearch:
         self._deadline.check("looking for the key in exports")
         return sort_order_of(parquet.keys(group))
 
-    def _opened(self, export: Export, path: str) -> "_Parquet":
+    def _opened(self, export: ReadableExport, path: str) -> "_Parquet":
         if "://" in export.place.address:
             self._left -= int(export.files[path]["bytes"])
             if self._left < 0:
@@ -117,7 +117,7 @@ class KeySearch:
 class _Parquet:
     """A Parquet file of an export, as a context. Raises ExportUnusable."""
 
-    def __init__(self, export: Export, path: str) -> None:
+    def __init__(self, export: ReadableExport, path: str) -> None:
         self._what = f"{export.place.address}: {path}"
         local = export.file(path)
         try:

@@ -15,12 +15,11 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.printable import print_printable
-from headrace.service.cluster.fetched_commits import check_fresh
+from headrace.service.cluster.fetched_commits import check_fresh, source_of
 from headrace.service.cluster.store import RUN, claimed, clear_run, remove
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits
-from headrace.trainer.checkpoint.mirror import Mirror
 from headrace.trainer.importing.first_commit import ImportResult, make_first_commit
 from headrace.trainer.importing.model_shapes import shapes_of
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
@@ -93,10 +92,11 @@ def _check_empty(job: LoadedJob, *, fresh: bool) -> None:
             "give --fresh to remove that run",
             "store.path",
         )
-    store, deadline = job.spec.store, Deadline.after(MIRROR_S)
-    if store.mirror is not None and Mirror.of(store, job.spec.name, job.folder, deadline).catalog(deadline).commits:
+    deadline = Deadline.after(MIRROR_S)
+    if source_of(job, deadline).catalog(deadline).commits:
         raise SpecError(
-            f"{store.mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
+            f"{job.spec.store.mirror} contains commits, and a run would mix the two; choose another prefix",
+            "store.mirror",
         )
 
 

@@ -88,9 +88,10 @@ class AtInstant:
 Death = AtFailpoint | AtInstant
 
 
-def workers_of(num_trainers: int, num_shards: int) -> list[str]:
+def workers_of(num_trainers: int, num_shards: int, num_readers: int = 0) -> list[str]:
     """The names of a job's workers; rank 0 is the first."""
-    return [f"trainer-{rank}" for rank in range(num_trainers)] + [f"shard-{number}" for number in range(num_shards)]
+    counts = {"trainer": num_trainers, "shard": num_shards, "reader": num_readers}
+    return [f"{role}-{number}" for role, count in counts.items() for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class JobFeatures:
     """There are exports."""
     uploaded: bool = False
     """The files of commits are objects, and a fence decides which commits count."""
+    readers: int = 0
+    """Number of readers. Where there are several, the death of one does not end the generation."""
 
 
 def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> list[tuple[Failpoint, str]]:
@@ -128,7 +131,8 @@ def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> l
 def deaths(seed: int, num_trainers: int, num_shards: int, busy: JobFeatures) -> Iterator[Death]:
     """Endless deaths: every failpoint and worker in turn, in a new order each time, and a random instant after each."""
     random = Random(seed)
-    everywhere, workers = failpoint_places(num_trainers, num_shards, busy), workers_of(num_trainers, num_shards)
+    everywhere = failpoint_places(num_trainers, num_shards, busy)
+    workers = workers_of(num_trainers, num_shards, busy.readers)
     while True:
         random.shuffle(everywhere)
         for point, worker in everywhere:

@@ -12,8 +12,8 @@ from headrace import documents
 from headrace.done_markers import DONE, MARKERS
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits, hash_of
-from headrace.trainer.exports.destination import STAGES
-from headrace.trainer.exports.pointers import DONEFILE, HOLDER
+from headrace.trainer.exports.destination import HOLDER, STAGES
+from headrace.trainer.exports.pointers import DONEFILE
 from headrace.trainer.exports.reader import CURRENT, MANIFEST
 from headrace.trainer.journal import records as log_records
 from headrace.trainer.journal.log import read_history

@@ -15,8 +15,9 @@ from typing import Any
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
+from headrace.pserver.protocol.table_operations import SLOT_CHANGES
 from headrace.rpc.job_client import JobClient, NotRunning
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 from headrace.trainer.journal import records as log_records
 from headrace.trainer.journal.log import read_history
 
@@ -48,7 +49,7 @@ class OperatorRequest:
 class FaultRunOperator:
     """One operator with one request at a time."""
 
-    def __init__(self, spec: Job, store: Path, seed: int) -> None:
+    def __init__(self, spec: JobFile, store: Path, seed: int) -> None:
         self.requests: list[OperatorRequest] = []
         self._spec, self._store, self._random = spec, store, Random(seed)
         self._over = threading.Event()
@@ -84,15 +85,18 @@ class FaultRunOperator:
 
     def _draw(self) -> dict[str, Any]:
         random, tables = self._random, sorted(self._spec.tables)
-        kinds = ["set", "shrink", "forget", *(["export"] if self._spec.exports else [])]
+        changes = [each.name for each in SLOT_CHANGES]
+        kinds = ["set", "shrink", "forget", *changes, *(["export"] if self._spec.exports else [])]
+        slots = [slot.name for slot in Schema.of(self._spec.slots).sparse]
         match random.choice(kinds):
             case "set":
                 return {"op": "set", "keys": {f"tables.{random.choice(tables)}.optimizer.lr": random.choice(RATES)}}
             case "shrink":
                 return {"op": "shrink", "table": random.choice(tables), "delete_after_days": 1, "allow": True}
             case "forget":
-                slots = [slot.name for slot in Schema.of(self._spec.slots).sparse]
                 return {"op": "forget", "slot": random.choice(slots), "sign": random.randrange(MAX_SIGN)}
+            case change if change in changes:
+                return {"op": change, "slot": random.choice(slots)}
             case _:
                 kind = random.choice(["base", None])
                 return {"op": "export", "stream": random.choice(sorted(self._spec.exports)), "kind": kind}

@@ -44,8 +44,8 @@ COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "
 """Fields of the report that must be equal."""
 COUNTED = ("events", "samples", "rejected", "passes", "positions")
 """Those of a mode whose weights differ from run to run; see counts_of."""
-COUNTED_OF_CLOSES = ("number", "day", "events", "samples", "rejected", "event_time_s")
-COMMITS = ("commit.every_passes=2", "commit.keep=2")
+COUNTED_OF_CLOSES = ("number", "day", "events", "samples", "rejected", "event_time_s", "digests")
+COMMITS = ("commit.every_passes=2", "commit.keep=2", "train.tune=off")
 """Many commits, of which few are kept. The user's own settings override them."""
 FALLBACK = ArmedFailpoint(point=Failpoint.CLOSED, hit=6)
 """The failpoint at which a generation dies that does not reach its own."""
@@ -101,6 +101,7 @@ class FaultRuns:
         self.folder = asked.store.with_name(f"{asked.store.name}-faults-{seed}")
         self._raw = load_toml(path, overrides)
         _check_stream(asked, events)
+        _check_gates(asked)
         require("torch", "training")
         self.operated, self._seed = operated, seed
         self.repeatable = policy_of(asked.spec.train.mode).repeatable
@@ -110,10 +111,14 @@ class FaultRuns:
         if self.folder.exists():
             raise SpecError(f"{self.folder} is left from an earlier fault run; remove it, or give another --seed")
         spec = asked.spec
-        sizes = spec.cluster.trainers, spec.cluster.num_shards
+        sizes = spec.cluster.num_trainers, spec.cluster.num_shards
         shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
         busy = JobFeatures(
-            spec.store.mirror is not None, operated or shrinks, bool(spec.exports), spec.store.parts == "object"
+            spec.store.mirror is not None,
+            operated or shrinks,
+            bool(spec.exports),
+            spec.store.parts == "object",
+            spec.cluster.readers,
         )
         self._num_places = len(failpoint_places(*sizes, busy))
         self._deaths: Iterator[Death] = deaths(seed, *sizes, busy)
@@ -202,6 +207,13 @@ def _overrides(job: LoadedJob, events: int | None) -> list[str]:
         if isinstance(source, KafkaSource) and source.group is not None:
             ours.append(f"sources.{name}.group={json.dumps(source.group + '-faults')}")
     return ours
+
+
+def _check_gates(job: LoadedJob) -> None:
+    """Raise SpecError where exports would wait for scores: fault runs have no evaluator."""
+    for name, stream in job.spec.exports.items():
+        if stream.gates.evaluator is not None:
+            raise SpecError("fault runs have no evaluator; leave this gate out", f"exports.{name}.gates.evaluator")
 
 
 def _check_stream(job: LoadedJob, events: int | None) -> None:

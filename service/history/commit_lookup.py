@@ -94,8 +94,9 @@ def reader() -> str:
 
 
 @contextmanager
-def lease(commits: Commits, name: str, what: str) -> Iterator[None]:
-    """Keep a commit from being pruned while the context is open; all of its files are on this disk then.
+def lease(commits: Commits, name: str, what: str, *, rows: bool = True) -> Iterator[None]:
+    """Keep a commit from being pruned while the context is open; all of its files are on this disk then, or without
+    `rows` all but those.
 
     `what`: "verify", "rerun", "predict<number>", "read<number>". Raises CommitDamaged where an object store lacks
     a file of it.
@@ -104,18 +105,18 @@ def lease(commits: Commits, name: str, what: str) -> Iterator[None]:
     who = _holder_name(what)
     hold(commits, name, who)
     try:
-        _complete(commits, name)
+        _complete(commits, name, rows=rows)
         yield
     finally:
         commits.release(name, who)
 
 
-def _complete(commits: Commits, name: str) -> None:
+def _complete(commits: Commits, name: str, *, rows: bool) -> None:
     try:
         commit = commits.read(name)
     except CommitDamaged:  # of the manifest: its reader says so
         return
-    complete_commit(commit, Deadline.after(FETCH_S))
+    complete_commit(commit, Deadline.after(FETCH_S), rows=rows)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ LOOK_S = 0.2
 """Interval of checks whether a run has read enough."""
 SUFFIX = "-frozen"
 MAX_NAME = 64
-LEFT_OUT = ("exports", "commit", "predict", "guards", "cluster")
+LEFT_OUT = ("exports", "commit", "predict", "evaluator", "guards", "cluster")
 """Sections that a frozen run does without: one trainer on this machine, which holds the rows."""
 
 

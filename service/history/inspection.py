@@ -12,7 +12,7 @@ from headrace.service.monitor.lines import count, pending_text
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, problems_of
 from headrace.trainer.exports.destination import ExportUnusable
-from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
+from headrace.trainer.exports.reader import ReadableExport, chain_of, open_export, state_at
 from headrace.trainer.exports.row_chunks import compare_states
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
@@ -40,7 +40,7 @@ def inspect(job: LoadedJob | None, name: str, top: int, *, as_json: bool) -> boo
 # Exports
 
 
-def export_facts(export: Export, top: int) -> dict[str, Any]:
+def export_facts(export: ReadableExport, top: int) -> dict[str, Any]:
     """The facts of an export, as JSON-able data. Every file is read back."""
     manifest, damage = export.manifest, export.problems()
     parent = manifest["parent"]
@@ -67,7 +67,7 @@ def export_facts(export: Export, top: int) -> dict[str, Any]:
     }
 
 
-def largest_movers(export: Export, top: int) -> dict[str, Any]:
+def largest_movers(export: ReadableExport, top: int) -> dict[str, Any]:
     """By table: the rows of a delta, and how far those that existed before moved."""
     before = chain_of(export)[:-1]
     found = {}

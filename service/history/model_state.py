@@ -26,7 +26,7 @@ from headrace.service.history.commit_lookup import find_commit, lease, scratch
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.exports.reader import DENSE, Export, chain_of, open_export, state_at
+from headrace.trainer.exports.reader import DENSE, ReadableExport, chain_of, open_export, state_at
 from headrace.trainer.exports.row_chunks import RowChunk
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
 from headrace.trainer.spec.defaults import fill_defaults
@@ -58,7 +58,7 @@ class ModelState(Protocol):
 class ExportState:
     """The state of an export and of those that it builds on. Raises ExportUnusable, ParentMissing."""
 
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: ReadableExport) -> None:
         self.name = export.name
         self.chain = chain_of(export)
 

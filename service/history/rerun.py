@@ -16,14 +16,14 @@ from headrace.extras import require
 from headrace.lifecycle import ExitCode
 from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.consistency.sync import Sync
-from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.child import Starter, local_starter
 from headrace.service.cluster.job_run import print_outcome, read_report
 from headrace.service.cluster.job_runner import JobRunner
 from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import REPORT, RERUNS, WORKERS
 from headrace.service.cluster.supervision import RestartLimits
-from headrace.service.cluster.worker_plan import JobPlan, plan_job
+from headrace.service.cluster.worker_plan import JobPlan, plan_job, preloaded
 from headrace.service.history.commit_lookup import find_commit, lease, lineage
 from headrace.service.monitor.lines import count
 from headrace.service.monitor.shows import Show
@@ -32,17 +32,17 @@ from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.checkpoint.rewind import NotPossible
 from headrace.trainer.journal.job_history import JobHistory, LoggedPass
 from headrace.trainer.journal.log import read as read_records
-from headrace.trainer.spec.changes import significant_keys
+from headrace.trainer.spec.changes import TRAINERS, significant_keys
 from headrace.trainer.spec.defaults import fill_defaults
 
 
 @dataclass(frozen=True)
 class RerunPlan:
-    """The passes to train again."""
+    """Passes to train again, all under one spec by one number of trainers."""
 
     commit: Commit | None
-    """Where the rerun begins; None: at the initial state."""
-    passes: Sequence[LoggedPass]
+    """Where they begin; None: at the initial state."""
+    passes: list[LoggedPass]
     """The closed passes after `commit`."""
     spec: Mapping[str, Any]
     """The spec in force for all of them."""
@@ -62,41 +62,55 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool, as_json: bo
     """
     require("torch", "training")
     commit = None if start == "0" else find_commit(job.store, start)
+    courses, stores, passes = courses_of(job.store, commit), list[Path](), list[dict[str, Any]]()
     with ExitStack() as held:
-        if commit is not None:
-            held.enter_context(lease(Commits(job.store), commit.name, "rerun"))
-        course = course_of(job.store, commit)
-        store = _new_store(job.store / RERUNS)
-        again = replace_store(job, course, store)
-        folder = held.enter_context(run_folder(store / WORKERS))
-        plan = plan_rerun(plan_job(again, folder / "g1", generation=1), job.store, commit)
+        for course in courses:
+            if course.commit is not None:
+                held.enter_context(lease(Commits(job.store), course.commit.name, "rerun"))
+        starter = held.enter_context(local_starter(preloaded(job.cluster) if len(courses) > 1 else ()))
+        for course in courses:
+            stores.append(_new_store(job.store / RERUNS))
+            if (code := _train(job, course, stores[-1], show, starter)) != ExitCode.DRAINED:
+                return code
+            passes += compared_passes(course, read_report(stores[-1] / REPORT).get("compared", ()))
+    identical = all(each["differences"] == [] for each in passes)
+    kept = [] if identical and not keep else [str(store) for store in stores]
+    if as_json:
+        print(json.dumps({"passes": passes, "identical": identical, "store": kept[-1] if kept else None}, indent=2))
+    else:
+        print_comparison(courses[0], passes)
+    if not kept:
+        for store in stores:
+            shutil.rmtree(store)
+    elif not as_json:
+        print(f"the rerun's store is kept: {', '.join(kept)}")
+    return ExitCode.DRAINED if identical else ExitCode.FAILED
+
+
+def _train(job: LoadedJob, course: RerunPlan, store: Path, show: Show, starter: Starter) -> int:
+    """Train the passes of `course` again in `store`; the exit code."""
+    again = replace_store(job, course, store)
+    with run_folder(store / WORKERS) as folder, ProcessLauncher(starter) as workers:
+        plan = plan_rerun(plan_job(again, folder / "g1", generation=1), job.store, course)
         # No restarts: the job's own state is safe, and a death is a finding.
         limits = RestartLimits(max_restarts=0)
-        workers = held.enter_context(ProcessLauncher(Spawner()))
         launcher = JobRunner(job.spec.name, [lambda _: plan], show.on_line, launcher=workers, restarts=limits)
         with show.watching(launcher.status):
             outcome = launcher.run()
     if outcome.code != ExitCode.DRAINED:
         print_outcome(outcome, launcher, {}, store / REPORT)
-        return outcome.code
-    passes = compared_passes(course, read_report(store / REPORT).get("compared", ()))
-    identical = all(each["differences"] == [] for each in passes)
-    kept = None if identical and not keep else str(store)
-    if as_json:
-        print(json.dumps({"passes": passes, "identical": identical, "store": kept}, indent=2))
-    else:
-        print_comparison(course, passes)
-    if kept is None:
-        shutil.rmtree(store)
-    elif not as_json:
-        print(f"the rerun's store is kept: {store}")
-    return ExitCode.DRAINED if identical else ExitCode.FAILED
+    return outcome.code
 
 
-def course_of(store: Path, commit: Commit | None) -> RerunPlan:
-    """The passes in the log after `commit`. Raises HistoryMissing, SpecError, NotPossible if the spec changes."""
+def courses_of(store: Path, commit: Commit | None) -> list[RerunPlan]:
+    """The passes in the log after `commit`; those of another spec or number of trainers in a course of their own, which
+    begins at the commit that a job makes before these change.
+
+    Raises HistoryMissing, SpecError; NotPossible where that commit was pruned.
+    """
     records = read_records(store / "log")
-    if commit is not None and not lineage(store).holds(commit.name):
+    past = lineage(store)
+    if commit is not None and not past.holds(commit.name):
         raise SpecError(f"commit {commit.name} did not lead to the present state; the log has no passes after it")
     history, version = JobHistory.of(records), 0 if commit is None else commit.version
     if commit is None and history.base is not None:
@@ -107,30 +121,32 @@ def course_of(store: Path, commit: Commit | None) -> RerunPlan:
     passes = [each for each in history.after(version) if each.close is not None]
     if not passes:
         raise NotPossible(f"nothing was closed after version {version}; there is nothing to compare")
-    return RerunPlan(commit, passes, _spec(history, commit, passes))
+    commits = {each.version: each for each in Commits(store).whole() if past.holds(each.name)}
+    courses = [RerunPlan(commit, [], _spec(history, commit, passes[0]))]
+    for each in passes:
+        spec, course = _spec(history, commit, each), courses[-1]
+        resized = course.spec["cluster"]["trainers"] != spec["cluster"]["trainers"]
+        if keys := [*significant_keys(course.spec, spec), *([TRAINERS] if resized else [])]:
+            last = course.passes[-1].plan.number
+            if last not in commits:
+                raise NotPossible(
+                    f"{', '.join(keys)} changed after pass {last}, and there is no commit of version {last} any more; "
+                    f"begin at a commit of version {last} or later"
+                )
+            courses.append(course := RerunPlan(commits[last], [], spec))
+        course.passes.append(each)
+    return courses
 
 
-def _spec(history: JobHistory, commit: Commit | None, passes: Sequence[LoggedPass]) -> Mapping[str, Any]:
-    """The spec in force for `passes`, with their number of trainers. Raises NotPossible if it changes among them."""
-    numbers = [each.plan.number for each in passes]
-    first, *others = [_in_force(history, commit, history.plans[number].number) for number in numbers]
-    for last, spec in zip(numbers, others, strict=False):
-        if keys := significant_keys(first, spec):
-            raise NotPossible(
-                f"{', '.join(keys)} changed after pass {last}, and a rerun uses one spec; "
-                f"begin at a commit of version {last} or later"
-            )
-    trainers = len(passes[0].plan.segments)
-    if other := next(
-        (n for n, each in zip(numbers, passes[1:], strict=False) if len(each.plan.segments) != trainers), 0
-    ):
-        raise NotPossible(
-            f"the number of trainers changed after pass {other}, and a rerun uses one number; begin at a commit of "
-            f"version {other} or later"
-        )
-    quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # the rerun compares every pass itself
-    store = {"path": first["store"]["path"]}  # no mirror: the rerun must not change the job's
-    return {**first, "commit": quiet, "store": store, "cluster": {**first.get("cluster", {}), "trainers": trainers}}
+def _spec(history: JobHistory, commit: Commit | None, each: LoggedPass) -> Mapping[str, Any]:
+    """The spec in force for a pass, with its number of trainers."""
+    spec = _in_force(history, commit, history.plans[each.plan.number].number)
+    quiet = {**spec.get("commit", {}), "on_replay_mismatch": "warn"}  # the rerun compares every pass itself
+    store = {"path": spec["store"]["path"]}  # no mirror: the rerun must not change the job's
+    cluster = {**spec.get("cluster", {}), "trainers": len(each.plan.segments), "readers": 0}
+    if cluster["trainers"] > 1:
+        cluster["shards"] = cluster.get("shards") or None  # rows within the trainer need a shard among several
+    return {**spec, "commit": quiet, "store": store, "cluster": cluster}
 
 
 def _in_force(history: JobHistory, commit: Commit | None, record: int) -> Mapping[str, Any]:
@@ -147,9 +163,10 @@ def replace_store(job: LoadedJob, course: RerunPlan, store: Path) -> LoadedJob:
     return job.under(course.spec, store)
 
 
-def plan_rerun(plan: JobPlan, store: Path, commit: Commit | None) -> JobPlan:
+def plan_rerun(plan: JobPlan, store: Path, course: RerunPlan) -> JobPlan:
     """The plan, with trainers that replay the log in `store` instead of planning."""
-    rerun = {"store": str(store), "commit": None if commit is None else commit.name}
+    commit = None if course.commit is None else course.commit.name
+    rerun = {"store": str(store), "commit": commit, "last": course.passes[-1].plan.number}
     return replace(plan, trainers=tuple(replace(t, config={**t.config, "rerun": rerun}) for t in plan.trainers))
 
 
@@ -164,7 +181,7 @@ def compared_passes(course: RerunPlan, compared: Iterable[tuple[int, Sequence[st
 
 
 def print_comparison(course: RerunPlan, passes: Sequence[Mapping[str, Any]]) -> None:
-    """Print the comparison of each pass."""
+    """Print the comparison of each pass, of this course or of others of its job."""
     for each in passes:
         differences = each["differences"]
         result = "not compared" if differences is None else "; ".join(differences) or course.alike

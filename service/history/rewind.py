@@ -6,14 +6,13 @@ from pathlib import Path
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
+from headrace.service.cluster.fetched_commits import source_of
 from headrace.service.cluster.store import stopped
 from headrace.service.history.commit_lookup import continue_from, find_commit, lineage
 from headrace.service.history.verification import damage_in
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
-from headrace.trainer.checkpoint.mirror import Mirror
-from headrace.trainer.checkpoint.object_store import ObjectStore
 from headrace.trainer.checkpoint.rewind import rewind, rewind_anew, skip
 from headrace.trainer.journal.log import read as read_records
 from headrace.trainer.journal.log_file import LogDamaged
@@ -49,17 +48,17 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
     Raises CommitDamaged if the commit is not sound, SpecError if there is no such commit or the job runs.
     """
     with stopped(job.store, job.spec.name):
-        if job.spec.store.parts == "object":
-            deadline = Deadline.after(MIRROR_S)
-            objects = ObjectStore.of(job.spec.store, job.spec.name, job.folder, deadline)
-            objects.prepare(job.store, job.spec.name, objects.sequence().catch_up(deadline), deadline)
+        deadline = Deadline.after(MIRROR_S)
+        source = source_of(job, deadline)
+        source.fetch(lambda _: None, deadline, fill=False)
         commits, past = Commits(job.store), lineage(job.store)
         commit = find_commit(job.store, to)
         if damage := damage_in(job.store, commit.name):
             wrong = "; ".join(f"{file} {problem}" for file, problem in damage.items())
             raise CommitDamaged(f"{commit.name}: {wrong}; `headrace commits verify` shows which commits are sound")
         left = continue_from(commits.names(), past)
-        timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
+        mirrored = source.catalog(Deadline.after(MIRROR_S)).commits
+        timeline = past.next_timeline([*commits.names(), *(each.name for each in mirrored)])
         damaged, aside = "", None
         try:
             read_records(job.store / "log")
@@ -83,15 +82,6 @@ def format_rewound(done: RewindResult) -> Iterator[str]:
             f"that exists, `headrace rewind --to {done.left}` returns to it; `headrace commits pin` keeps it from "
             "being pruned"
         )
-
-
-def _mirrored(job: LoadedJob) -> list[str]:
-    """Names of the commits in the job's mirror."""
-    if job.spec.store.mirror is None:
-        return []
-    deadline = Deadline.after(MIRROR_S)
-    catalog = Mirror.of(job.spec.store, job.spec.name, job.folder, deadline).catalog(deadline)
-    return [commit.name for commit in catalog.commits]
 
 
 def skip_job(job: LoadedJob, wanted: SkippedRange, reason: str) -> list[int]:

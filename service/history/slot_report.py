@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as described
 
 from headrace import documents
 from headrace.errors import SpecError
@@ -37,31 +39,37 @@ class SlotOrder(StrEnum):
     COST = "cost"
 
 
-@dataclass(frozen=True, slots=True)
-class SlotReport:
-    """One sparse slot. None: not known."""
+@described(frozen=True, slots=True, config=ConfigDict(use_attribute_docstrings=True))
+class SlotDiagnosis:
+    """A sparse slot; null: not known. Figures of the last pass need a section `guards` in the spec."""
 
     slot: str
     drift: float | None
+    """How far its values are from those of the passes before."""
     coverage: float | None
+    """Part of the samples that have a value."""
     reference_coverage: float | None
+    """The same, of the passes before."""
     null_rate: float | None
+    """Part of its values that are padding."""
     mean_count: float | None
+    """Mean number of values in a sample."""
     distinct: int | None
     new_rows: float | None
-    """Rows made in the last pass for each of the slot's values."""
+    """Rows made in the last pass for each of its values."""
     rows: int
-    """Slots that share rows have the same ones."""
+    """Rows in the commit. Slots that share rows have the same ones."""
     rows_share: float
+    """Its part of the rows of all tables."""
     num_bytes: int
     """Its part of the table's files in the commit, by rows."""
     weight: float | None
-    """Mean size of the first-order weights."""
+    """Mean size of the first-order weights; null in a commit of more than 200,000 rows."""
     worth: float | None
-    """Loss of AUC without the slot's values."""
-    signs: tuple[str, ...]
+    """Null here: only `headrace doctor --worth` has it."""
+    signs: list[str]
     """Signs of trouble, each with what to do."""
-    drifted: str | None = None
+    drifted: str | None
     """In words, if its values are others than before, which is no trouble where no bound of drift is set."""
 
 
@@ -72,7 +80,7 @@ class JobReport:
     commit: str
     guarded: bool
     """Whether the job has guards, so that there are figures of passes."""
-    slots: Sequence[SlotReport]
+    slots: Sequence[SlotDiagnosis]
 
 
 def report_of(
@@ -138,11 +146,11 @@ def _weights_of(state: CommitState) -> dict[str, float]:
 
 def _slot_of(
     slot: str, rows: SlotRows, guards: Mapping[str, Any], weight: float | None, worth: float | None
-) -> SlotReport:
+) -> SlotDiagnosis:
     figures = guards.get("figures", {}).get(slot, {})
     outside = guards.get("outside", {}).get(slot)
     distinct = figures.get("distinct")
-    return SlotReport(
+    return SlotDiagnosis(
         slot=slot,
         **{name: figures.get(name) for name in FIGURES},
         distinct=None if distinct is None else int(distinct),
@@ -151,7 +159,7 @@ def _slot_of(
         num_bytes=rows.num_bytes,
         weight=weight,
         worth=worth,
-        signs=tuple(signs_of(figures, outside, rows, worth)),
+        signs=list(signs_of(figures, outside, rows, worth)),
         drifted=drift_of(figures) if outside is None or DRIFTS not in outside["why"] else None,
     )
 
@@ -202,7 +210,7 @@ def drift_of(figures: Mapping[str, Any]) -> str | None:
     return f"drift {drift:.2f}: its last pass has other values than those before"
 
 
-def ranked(slots: Sequence[SlotReport], order: SlotOrder) -> list[SlotReport]:
+def ranked(slots: Sequence[SlotDiagnosis], order: SlotOrder) -> list[SlotDiagnosis]:
     """The slots, the greatest shift, value or cost first; of equals, in their own order."""
     match order:
         case SlotOrder.SHIFT:

@@ -108,7 +108,14 @@ class ServiceConfig(Section):
         of_tls = (path for path in (self.tls.cert, self.tls.key) if path is not None)
         secrets = (Path(file) for file in self.allow.secret_files)
         builds = (build.private for build in self.builds.values())
-        return (self.root, *of_tls, *secrets, *builds, *self._records(), *([] if self._file is None else [self._file]))
+        return (
+            self.root,
+            *of_tls,
+            *secrets,
+            *builds,
+            *self.record_files,
+            *([] if self._file is None else [self._file]),
+        )
 
     def read_from(self, file: Path) -> Self:
         """A copy that records the file it was read from."""
@@ -116,7 +123,8 @@ class ServiceConfig(Section):
         found._file = file  # noqa: SLF001  # of this class
         return found
 
-    def _records(self) -> list[Path]:
+    @property
+    def record_files(self) -> list[Path]:
         """The files of an SQLite database that `database` names, or those with the secrets of a PostgreSQL one."""
         if self.database is not None and self.shares_records:
             keys = parse_qs(urlsplit(self.database).query)

@@ -3,6 +3,7 @@
 import secrets
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.deadline import Deadline
@@ -94,12 +95,13 @@ def start_launcher(
     max_output: int,
     fence: Fence | None = None,
     python: str = sys.executable,
+    variables: Mapping[str, str] = {},
 ) -> "subprocess.Popen[bytes]":
     """Start a launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
 
     1. Take the folder's lock. 2. Write the launcher's identity. 3. Start it. It inherits the lock, so that it holds the
     lock from its first instant to its end. Behind a `fence` it ends at once where a newer service is active.
-    `python`: the interpreter of its build.
+    `python`: the interpreter of its build. `variables`: more of the environment.
     """
     with locked(folder.lock, Deadline.after(LOCK_S)) as lock:  # 1
         folder.address.unlink(missing_ok=True)
@@ -111,7 +113,7 @@ def start_launcher(
             return subprocess.Popen(  # 3
                 [*command, "--max-output", str(max_output), *(["--paused"] if paused else []), *_behind(fence)],
                 cwd=folder.path,
-                env=unbuffered(variables_for(python)),
+                env=unbuffered({**variables_for(python), **variables}),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,

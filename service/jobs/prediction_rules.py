@@ -38,6 +38,8 @@ class PredictionRules:
         `asked` has absolute paths. `job` says how events are read. `hosted` is the job of the request, None where the
         request brings a spec. Check again when the prediction starts.
         """
+        if asked.on != "here":
+            raise SpecError("a service predicts on its machine; use `headrace predict --on cluster` at the head", "on")
         check_workers(asked, self.limits)
         reserved = reserved_by_jobs((each.name, each.spec, each.base, each.store) for each in jobs)
         own = None if hosted is None or self._is_private(hosted.folder) else hosted.folder

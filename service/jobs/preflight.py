@@ -4,6 +4,7 @@ Nothing is started, written or connected to. service.spec.references checks the 
 """
 
 import logging
+from dataclasses import dataclass
 
 from headrace.dataset.pipe.command import check_pipe, old_name_hint
 from headrace.dataset.spec.config import Opening
@@ -16,6 +17,7 @@ from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.launchers import check_launcher
 from headrace.trainer.own_metrics import check_metric
+from headrace.trainer.predict.prediction_plan import error_at, open_input
 from headrace.trainer.rank0.logged_specs import replay_first
 from headrace.trainer.user_classes import check_class
 
@@ -23,6 +25,27 @@ log = logging.getLogger(__name__)
 
 LIST_S = 60.0
 """Longest time to list the files of a source."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheck:
+    """A job that could start on this machine."""
+
+    job: str
+    """Its name."""
+    trainers: int
+    shards: int
+    """0: the shard lives in the one trainer."""
+    store: str
+    """The folder of its store."""
+    missing_data: str | None
+    """Which data is missing until a run can begin; None: none is."""
+
+
+def checked(job: LoadedJob) -> JobCheck:
+    """The facts of a job that could start. Raises SpecError as `check_job` does."""
+    cluster, missing = job.spec.cluster, check_job(job)
+    return JobCheck(job.spec.name, cluster.num_trainers, cluster.num_shards, str(job.store), missing)
 
 
 def check_job(job: LoadedJob) -> str | None:
@@ -33,7 +56,7 @@ def check_job(job: LoadedJob) -> str | None:
     """
     job, missing = with_store_defaults(job), None
     if _check_start(job, fresh=False):
-        replay_first(job.store, job.full, job.cluster.trainers)  # raises where the rows do not fit the changed spec
+        replay_first(job.store, job.full, job.cluster.num_trainers)  # raises where the rows do not fit the changed spec
         check_carried(job)
     else:
         try:
@@ -50,6 +73,7 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
     if _check_start(job, fresh=fresh):
         check_carried(job)
     _check_prediction(job, fresh=fresh)
+    _check_evaluator(job)
     check_launcher(job.spec.cluster)
 
 
@@ -58,6 +82,16 @@ def _check_prediction(job: LoadedJob, *, fresh: bool = False, tensors: bool = Tr
         from headrace.service.predict.after_training import check_before  # late: it brings all that predicts
 
         check_before(job, fresh=fresh, tensors=tensors)
+
+
+def _check_evaluator(job: LoadedJob) -> None:
+    """Raise SpecError where no file of its input is there. Brokers are not asked: an evaluator waits for them."""
+    section = job.spec.evaluator
+    if section is not None and section.input.paths is not None:
+        try:
+            open_input(section.input, job.spec, job.folder).close()
+        except SpecError as error:
+            raise error_at(error, f"evaluator.{error.path}") from None
 
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:

@@ -6,9 +6,11 @@ memory (since when a launcher is dead, that it was told to drain) may be lost wi
 
 import logging
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -20,6 +22,8 @@ from headrace.service.cluster.job_run import set_paused
 from headrace.service.cluster.rank0_connection import RankZeroConnection, address_in
 from headrace.service.cluster.store import RUN
 from headrace.service.cluster.supervision import RestartLimits
+from headrace.service.cluster.warm import warm_forkserver
+from headrace.service.cluster.worker_plan import OF_ANY_JOB
 from headrace.service.jobs import launcher_process
 from headrace.service.jobs.activation import Fence
 from headrace.service.jobs.background import BackgroundWork
@@ -97,6 +101,8 @@ class Supervisor:
         self._python_of = python_of
         self._stop_s, self._max_output, self._limits = stop_s, max_output, limits
         self._watched: dict[str, _Watched] = {}
+        self._held = ExitStack()
+        self._warm: Mapping[str, str] | None = None
         self.looking = threading.Lock()
         """Held while a job is checked. While another thread holds it, the supervisor does nothing."""
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -116,6 +122,7 @@ class Supervisor:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._held.close()
         for watched in self._watched.values():
             if watched.line is not None:
                 watched.line.close()
@@ -229,15 +236,23 @@ class Supervisor:
             self._register.change(entry.name, {"deaths": (*entry.deaths, act.death)})
         self._audit("start", entry, act.reason)
         paused = entry.desired is Desired.PAUSED
+        python = self._python_of(entry)
         watched.process = launcher_process.start_launcher(
             entry.folder,
             entry.ask,
             paused=paused,
             max_output=self._max_output,
             fence=self._fence,
-            python=self._python_of(entry),
+            python=python,
+            variables=self._variables() if python == sys.executable else {},
         )
         watched.dead_since_s = None
+
+    def _variables(self) -> Mapping[str, str]:
+        """The variables by which launchers find the warm forkserver, which is started with the first of them."""
+        if self._warm is None:
+            self._warm = self._held.enter_context(warm_forkserver(OF_ANY_JOB))
+        return self._warm
 
     def _give_up(self, entry: JobRecord, code: int, reason: str) -> None:
         ending = Ending(code, reason, last_printed(entry.folder), utc_now())

@@ -4,10 +4,11 @@ service.kubernetes.workloads makes the objects that own pods.
 """
 
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.pod_settings import STORE_VOLUME
 from headrace.service.spec.config import WorkerResources
 
 Part = dict[str, Any]
@@ -40,11 +41,13 @@ def pod_template(
     annotations: Part | None = None,
 ) -> Part:
     """A template of pods without any right that they do not need. `group`: the PodGroup, where there is a queue."""
+    own = settings.pods
     gang = {} if settings.queue is None else {"scheduling.k8s.io/group-name": group}
-    noted = {**(annotations or {}), **gang}
-    metadata: Part = {"labels": labels, **({"annotations": noted} if noted else {})}
+    noted = {**own.annotations, **(annotations or {}), **gang}
+    metadata: Part = {"labels": {**own.labels, **labels}, **({"annotations": noted} if noted else {})}
     spec: Part = {
         "restartPolicy": restart,
+        **({"serviceAccountName": own.service_account} if own.service_account else {}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_s,
@@ -53,10 +56,13 @@ def pod_template(
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
+            **({"fsGroupChangePolicy": "OnRootMismatch"} if own.volumes else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
             "sysctls": [{"name": "net.ipv4.ip_local_port_range", "value": "{} {}".format(*EPHEMERAL_PORTS)}],
         },
-        "initContainers": [*inits],
+        **({"imagePullSecrets": [{"name": name} for name in own.image_pull_secrets]} if own.image_pull_secrets else {}),
+        **own.placement(labels["app.kubernetes.io/component"]),
+        **({"initContainers": [*inits]} if inits else {}),
         "containers": [*containers],
         "volumes": [*volumes],
     }
@@ -72,8 +78,9 @@ def container(
     return {
         "name": name,
         "image": settings.image,
+        **({"imagePullPolicy": settings.pods.image_pull_policy} if settings.pods.image_pull_policy else {}),
         "command": [*command],
-        "resources": {"requests": resources(needs), "limits": resources(needs)},
+        "resources": {each: resources(needs, settings.pods.gpu_resource) for each in ("requests", "limits")},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "privileged": False,
@@ -113,31 +120,46 @@ def _asked(path: str, port: int) -> Part:
     return {"httpGet": {"path": path, "port": port}, "timeoutSeconds": 5}
 
 
-def resources(needs: WorkerResources) -> Part:
+def resources(needs: WorkerResources, gpu: str) -> Part:
     """Cores, bytes and GPUs as Kubernetes writes them."""
     cores = f"{needs.cores:g}" if needs.cores == round(needs.cores) else f"{max(1, round(needs.cores * 1000))}m"
-    found: Part = {"cpu": cores, "memory": _bytes(needs.memory)}
-    return {**found, "nvidia.com/gpu": str(needs.gpus)} if needs.gpus else found
+    found: Part = {"cpu": cores, "memory": bytes_text(needs.memory)}
+    return {**found, gpu: str(needs.gpus)} if needs.gpus else found
 
 
-def _bytes(number: int) -> str:
+def bytes_text(number: int) -> str:
+    """Bytes as Kubernetes writes them."""
     fits = (f"{number >> shift}{unit}" for shift, unit in _UNITS.items() if number % (1 << shift) == 0)
     return next(fits, str(number))
 
 
-def copy_of(secret_files: Sequence[str], folder: str, settings: ManifestSettings, volume: str, at: str) -> Part:
+def copy_of(secret_files: Sequence[str], folder: str, settings: ManifestSettings, mounts: Sequence[Part]) -> Part:
     """A container that copies files of a Secret before the others start, for their owner only.
 
     The files of a Secret are the group's, too, where a pod has an fsGroup; without one they are root's alone.
     """
     sources = [f"{SECRET_FOLDER}/{name}" for name in secret_files]
     command = ["install", "-D", "--mode=600", f"--target-directory={folder}", *sources]
-    return container("identity", settings, command, SMALL, [mount("secret", SECRET_FOLDER, True), mount(volume, at)])
+    return container("identity", settings, command, SMALL, [mount("secret", SECRET_FOLDER, True), *mounts])
+
+
+def token_copy(name: str, settings: ManifestSettings) -> Part:
+    """`copy_of` one file with a token, to IDENTITY_FOLDER."""
+    return copy_of([name], IDENTITY_FOLDER, settings, [mount("identity", IDENTITY_FOLDER)])
 
 
 def mount(volume: str, at: str, read_only: bool = False) -> Part:
     """A volume at a path of a container."""
     return {"name": volume, "mountPath": at, **({"readOnly": True} if read_only else {})}
+
+
+def file_mount(volume: str, path: str, folder: str) -> Part:
+    """One file of a ConfigMap below a folder.
+
+    Mounted as a folder, its files would be links through a folder whose name differs from pod to pod, and the folder of
+    a job file is where all workers run.
+    """
+    return {**mount(volume, f"{folder}/{path}", True), "subPath": path}
 
 
 def secret_volume(name: str, files: Sequence[str]) -> Part:
@@ -161,6 +183,12 @@ def scratch_volumes() -> list[Part]:
     return [scratch("tmp"), scratch("kernels")]
 
 
-def volume_of_store(path: str) -> str:
-    """The folder of a container that is the volume with the store at `path`."""
-    return str(PurePosixPath(path).parent)
+def job_volumes(settings: ManifestSettings, job: str, store: Path) -> tuple[list[Part], list[Part]]:
+    """The volumes of the file of pods, and their mounts; an empty folder for the store where no volume is for it."""
+    own, at = settings.pods, PurePosixPath(store)
+    found = [(name, volume, place) for name, volume, place in own.mounts(at)]
+    volumes = [volume.in_pod(name, job) for name, volume, _ in found]
+    mounts = [mount(name, str(place), volume.read_only) for name, volume, place in found]
+    if own.on_volume(str(store), at):
+        return volumes, mounts
+    return [scratch(STORE_VOLUME), *volumes], [mount(STORE_VOLUME, str(store.parent)), *mounts]

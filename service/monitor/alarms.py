@@ -39,11 +39,19 @@ class Alarm(StrEnum):
     """Commits were damaged, and an older one was restored."""
     CERTIFICATES = "certificates"
     """Certificates of workers are not renewed: after their end no new connection with those workers succeeds."""
+    READERS = "readers"
+    """Readers do not run, and the others take over: reading is slower until they are started."""
+
+    TRAINERS = "trainers"
+    """An elastic job has lost trainers, and goes on with fewer."""
 
     EXPORTS = "exports"
     """Exports, or the commands after them, fail: serving has an older model than it should."""
     GATES = "gates"
     """A complete export did not pass its gates: nothing points to it."""
+
+    EVALUATOR = "evaluator"
+    """The evaluator dies again and again: versions are not scored, and exports that wait for scores fail their gate."""
 
     CLICKS = "clicks"
     """Many clicks of a join find no impression: their samples are learnt as negatives."""
@@ -112,12 +120,19 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if status.unrenewed:
         late = (f"{printable(worker)} (the last is of {since})" for worker, since in status.unrenewed.items())
         yield Alarm.CERTIFICATES, f"certificates are not renewed: {', '.join(late)}; {_UNRENEWED}"
+    if status.lost:
+        ended = ", ".join(f"{printable(worker)} ({how})" for worker, how in status.lost.items())
+        yield Alarm.READERS, f"readers do not run: {ended}; the others take over until they are started"
+    if status.elastic is not None and status.elastic.fewer:
+        yield Alarm.TRAINERS, f"fewer than cluster.trainers.max = {status.elastic.max}: {status.elastic.fewer}"
     if troubled := [text for stream, export in status.exports.items() if (text := _export_trouble(stream, export))]:
         yield Alarm.EXPORTS, "; ".join(troubled)
     gates = {stream: export.failed_gates for stream, export in status.exports.items()}
     if failed := [f"{stream}: {'; '.join(whys)}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
 
+    if status.evaluator is not None and status.evaluator.trouble:
+        yield Alarm.EVALUATOR, f"the evaluator ends again and again, and is started again: {status.evaluator.trouble}"
     if (status.clicks_unmatched or 0) > MAX_UNMATCHED:
         yield Alarm.CLICKS, _UNMATCHED
     rollbacks = {stream: export.rollback for stream, export in status.exports.items()}

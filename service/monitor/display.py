@@ -15,7 +15,17 @@ from rich.text import Text
 
 from headrace.printable import printable
 from headrace.service.monitor.alarms import alarms
-from headrace.service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text, total
+from headrace.service.monitor.lines import (
+    age,
+    count,
+    evaluator_line,
+    export_line,
+    labelled,
+    ratio,
+    restarts_text,
+    time_text,
+    total,
+)
 from headrace.service.monitor.shows import PlainShow, Show
 from headrace.trainer.job_status import CommitStatus, MirrorStatus, Status
 
@@ -48,6 +58,8 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     if status.straggler is not None:
         parts.append(Text(status.straggler.text, style="yellow"))
     parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports.items()]
+    if status.evaluator is not None:
+        parts.append(Text(evaluator_line(status.evaluator), style="dim"))
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
     if restarts := restarts_text(status):

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headrace.printable import counted
 from headrace.service.monitor.alarms import alarms, held_text
-from headrace.trainer.job_status import ExportStatus, Status, numbers, read
+from headrace.trainer.job_status import ElasticStatus, EvaluatorStatus, ExportStatus, Status, numbers, read
 from headrace.trainer.run_report import ReportedTable, RunReport
 
 SHOWN_IDLE_S = 10.0
@@ -65,6 +66,8 @@ def progress_line(status: Status) -> str:
     life = status.measures("life")
     for task, window in status.measures("window").items():
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
+    if status.evaluator is not None and status.evaluator.version is not None:
+        parts.append(f"evaluated {count(status.evaluator.version)}")
     if rejected := total(status.rejected):
         parts.append(f"rejected {count(rejected)}")
     if status.interface:
@@ -75,6 +78,8 @@ def progress_line(status: Status) -> str:
         parts.append("predicts only")
     if resize := resize_text(status):
         parts.append(resize)
+    if status.elastic is not None:
+        parts.append(elastic_text(status.elastic))
     if restarts := restarts_text(status):
         parts.append(restarts)
     return "  ".join(parts)
@@ -100,6 +105,16 @@ def export_line(stream: str, export: ExportStatus) -> str:
     return ", ".join(parts)
 
 
+def evaluator_line(found: EvaluatorStatus) -> str:
+    """The newest score of the evaluator, in one line."""
+    if found.version is None:
+        return "evaluator: no version is scored yet"
+    if found.error:
+        return f"evaluator: version {count(found.version)} cannot be scored: {found.error}"
+    tasks = (_task_line(task, {f"version {found.version}": numbers(row)}) for task, row in found.tasks.items())
+    return f"evaluator: {'; '.join(tasks)} ({count(found.samples)} samples, {count(found.scored)} versions scored)"
+
+
 def restarts_text(status: Status) -> str:
     """The number of restarts and the last reason; empty where there was none."""
     if not status.restarts:
@@ -107,11 +122,17 @@ def restarts_text(status: Status) -> str:
     return f"restarts {count(status.restarts)} (last: {'-' if status.last_death is None else status.last_death})"
 
 
+def elastic_text(elastic: ElasticStatus) -> str:
+    """The number of trainers of an elastic job, and its bounds."""
+    spares = f", {count(elastic.spares)} more stand by" if elastic.spares else ""
+    return f"{counted(elastic.present, 'trainer')} (of {count(elastic.min)} to {count(elastic.max)}{spares})"
+
+
 def resize_text(status: Status) -> str:
     """The resize that is being prepared: its numbers, and how far its workers are; empty without one."""
     if (resize := status.resizing) is None:
         return ""
-    workers = f"{count(resize.trainers)} trainers and {count(resize.shards)} shards"
+    workers = f"{counted(resize.trainers, 'trainer')} and {counted(resize.shards, 'shard')}"
     far = "" if resize.moved is None else f", rows of version {count(resize.moved)} moved"
     return f"resize to {workers}: {resize.state}{far}"
 
@@ -146,6 +167,8 @@ def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _table_lines(name, table)
     for name, held in report.held_shrinks.items():
         yield f"held      {held_text(name, held)}"
+    if report.evaluator is not None:
+        yield evaluator_line(report.evaluator)
     if report.advice:
         yield f"advice    {report.advice}"
     if report.straggler is not None:

@@ -38,6 +38,7 @@ class EventSample:
         number = 0
         for number, line in enumerate(self._lines(), 1):
             if number > self.max_events:
+                self.reached_end = False
                 return
             if line == b"":  # a source of files leaves it out too
                 continue
@@ -50,7 +51,6 @@ class EventSample:
                 continue
             self.num_events += 1
             yield event
-        self.reached_end = True
 
     def _count_bad(self, number: int, why: str) -> None:
         self.num_bad += 1
@@ -69,7 +69,8 @@ class EventSample:
                     too_long = False
                 if len(held) > MAX_LINE_BYTES:
                     held, too_long = b"", True
-            if stream.offset < MAX_SAMPLE_BYTES and (held or too_long):
+            self.reached_end = stream.offset < MAX_SAMPLE_BYTES  # else the last line may be a part of one
+            if too_long or (held and self.reached_end):
                 yield None if too_long else held
         finally:
             stream.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace.printable import counted
 from headrace.pserver.config import TableSection
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
@@ -22,7 +23,7 @@ from headrace.service.planning.stream_facts import (
     sample_for,
 )
 from headrace.service.planning.training_facts import PIPE, TrainingFacts
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.trainer.value_types import VALUE_TYPES
 
@@ -115,7 +116,7 @@ class JobSize:
     reasons: tuple[str, ...]
 
 
-def size_job(job: Job, stream: StreamFacts, training: TrainingFacts, demand: Demand) -> JobSize:
+def size_job(job: JobFile, stream: StreamFacts, training: TrainingFacts, demand: Demand) -> JobSize:
     """The size of `job`."""
     tables = table_needs(job, stream, training, demand, shards=1)
     per_event = stream.samples / stream.events
@@ -166,7 +167,7 @@ def size_job(job: Job, stream: StreamFacts, training: TrainingFacts, demand: Dem
 
 
 def table_needs(
-    job: Job, stream: StreamFacts, training: TrainingFacts, demand: Demand, *, shards: int
+    job: JobFile, stream: StreamFacts, training: TrainingFacts, demand: Demand, *, shards: int
 ) -> tuple[TableNeed, ...]:
     """Rows and bytes of each table."""
     rows = {id(each): slot_rows(each, demand) for each in stream.slots}
@@ -228,7 +229,7 @@ def width_of(section: TableSection) -> int:
     return len(RowSettings.of(section.model_copy(update={"slots": {}}), {}).start_W)
 
 
-def pass_events(job: Job, events_a_second: float) -> float:
+def pass_events(job: JobFile, events_a_second: float) -> float:
     """Events of a pass: max_events, or those that come while a pass waits for more."""
     return max(1.0, min(float(job.passes.max_events), events_a_second * job.passes.wait))
 
@@ -276,7 +277,7 @@ def _of_sample(training: TrainingFacts) -> tuple[str, ...]:
     return (too_short,) if training.with_start else ()
 
 
-def export_bytes(job: Job, tables: tuple[TableNeed, ...]) -> float:
+def export_bytes(job: JobFile, tables: tuple[TableNeed, ...]) -> float:
     """Of the bases that are kept, each with all rows, uncompressed: key and weights."""
     total = 0.0
     for export in job.exports.values():
@@ -352,11 +353,6 @@ def how_sure(size: JobSize) -> str:
     needed = sample_for(size.backtest, events)
     some = "a larger --sample" if needed is None or needed > MAX_SAMPLE else f"--sample of {needed:,.0f} or more"
     return f"{fitted}{tested}. The sample is too small to tell the rows of so many events: give {some}, or --ids"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of workers."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def few(number: float) -> str:

@@ -4,17 +4,19 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
 from headrace.dataset.spec.feature_keys import MAX_NUMBER
+from headrace.service.planning.feature_worth import FeatureWorth, Gain, entry_of
 from headrace.service.planning.field_facts import FieldFacts, ValueKind
 from headrace.service.planning.field_roles import (
     HIGH_CARDINALITY,
     EventRoles,
     FieldRole,
     Reading,
+    fits_64_bits,
     is_single,
     is_skewed,
 )
@@ -49,6 +51,8 @@ class SlotProposal:
     """Facts about its field, and why it is proposed."""
     active: bool = True
     """Otherwise it is only written as a comment."""
+    made_up: bool = False
+    """Whether it is beside the slot of its field, and must pay."""
 
     @property
     def name(self) -> str:
@@ -71,6 +75,18 @@ class Proposals:
     group: SlotProposal | None
     num_numbers: int
     """Slots of numbers."""
+    ids: tuple[tuple[SlotProposal, tuple[str, ...]], ...] = ()
+    """Whole numbers as ids, not active, and the slots in whose place they would be: a measurement decides."""
+    measured: tuple[SlotProposal, ...] = ()
+    """Features that a measurement proposes."""
+    found: FeatureWorth | None = None
+    """The measurement."""
+
+    @property
+    def sparse(self) -> list[SlotProposal]:
+        """Those that the model gets rows of."""
+        slots = (*self.features, *self.crosses, *self.measured)
+        return [slot for slot in slots if slot.is_feature and slot.keys.get("kind") != "dense"]
 
 
 class _Names:
@@ -95,7 +111,7 @@ def propose_slots(roles: EventRoles, fields: Mapping[str, FieldFacts], num_event
     """The slots for the fields of `num_events` events."""
     names = _Names()
     label = None if roles.label is None else _label(roles, fields, names, num_events)
-    features = []
+    features, ids = [], list[tuple[SlotProposal, tuple[str, ...]]]()
     group = None
     for reading in roles.readings:
         path = reading.facts.path
@@ -105,11 +121,17 @@ def propose_slots(roles: EventRoles, fields: Mapping[str, FieldFacts], num_event
             features.append(_feature(reading, roles, names, num_events))
             if reading.role is FieldRole.NUMBER and "buckets" not in features[-1].keys:
                 keys = {"name": names.free(f"{path}_step"), "from": path, "buckets": boundaries(reading.facts)}
-                features.append(SlotProposal(keys, "the same number as an id: that of a range with many values"))
+                features.append(
+                    SlotProposal(keys, "the same number as an id: that of a range with many values", made_up=True)
+                )
+            whole = reading.facts.is_whole and fits_64_bits(reading.facts)
+            if reading.role is FieldRole.NUMBER and whole and reading.facts.low >= 0:  # ids below 0 are texts
+                of = tuple(each.name for each in features if each.keys.get("from", each.name) == path)
+                ids.append((_as_ids(reading, names, num_events), of))
     features += list(_time_parts(roles, fields, names))
     crosses = tuple(_crosses(roles, features, names))
     num_numbers = sum(each.active and each.keys.get("kind") == "dense" for each in features)
-    return Proposals(tuple(features), crosses, label, group, num_numbers)
+    return Proposals(tuple(features), crosses, label, group, num_numbers, tuple(ids))
 
 
 def _label(roles: EventRoles, fields: Mapping[str, FieldFacts], names: _Names, num_events: int) -> SlotProposal:
@@ -167,6 +189,12 @@ def _feature(reading: Reading, roles: EventRoles, names: _Names, num_events: int
     return SlotProposal(keys, comment)
 
 
+def _as_ids(reading: Reading, names: _Names, num_events: int) -> SlotProposal:
+    """The slot of a number as an id."""
+    keys = _keys(names.free(f"{reading.facts.path}_id"), reading.facts.path)
+    return SlotProposal(keys, f"{seen(reading.facts, num_events)}\nids: in place of the number", active=False)
+
+
 def _evened_out(facts: FieldFacts) -> dict[str, Any]:
     """Keys that bring a number near the range of -1 to 1, where models learn best."""
     if is_skewed(facts):
@@ -197,7 +225,7 @@ def _time_parts(roles: EventRoles, fields: Mapping[str, FieldFacts], names: _Nam
     for part, other in (("hour", "hour"), ("weekday", "day")):
         if not any(other in known.lower() for known in fields):
             keys = {"name": names.free(part), "from": path, "time": part} | ({} if unit == "s" else {"unit": unit})
-            yield SlotProposal(keys, f'the {part} of "{path}", in UTC')
+            yield SlotProposal(keys, f'the {part} of "{path}", in UTC', made_up=True)
 
 
 def _crosses(roles: EventRoles, features: list[SlotProposal], names: _Names) -> Iterator[SlotProposal]:
@@ -251,3 +279,50 @@ def seen(facts: FieldFacts, num_events: int) -> str:
 def _example(facts: FieldFacts) -> str:
     text = json.dumps(facts.example)
     return text if len(text) <= MAX_EXAMPLE else text[:MAX_EXAMPLE] + "..."
+
+
+def with_measured(slots: Proposals, found: FeatureWorth) -> Proposals:
+    """The proposals with what each is worth, ids in place of numbers where that pays, and the features that pay."""
+    out = {name for feature, _ in found.replaced for name in feature.of}
+    ids = {slot.name: (slot, of) for slot, of in slots.ids}
+    crossed = {part for slot in slots.crosses for part in slot.keys["cross"]}
+    crossed |= {part for feature, _ in found.features for part in feature.of}
+
+    def judged(slot: SlotProposal) -> SlotProposal:
+        if slot.name in out:
+            return replace(slot, comment=f"{slot.comment}\nleft out: as an id it says more", active=False)
+        if slot.name not in found.slots:
+            return slot
+        gain, num_rows = found.slots[slot.name]
+        lines = [slot.comment] if slot.comment else []
+        if dropped := slot.name in found.dropped and slot.name not in crossed:
+            lines.append(f"left out: without it {-gain.loss:.4f} less log loss and {gain.auc:+.4f} AUC")
+        else:
+            lines.append(f"worth {-gain.auc:+.4f} AUC; {num_rows:,} rows")
+        return replace(slot, comment="\n".join(lines), active=slot.active and not dropped)
+
+    features = []
+    chosen = {str(feature.keys["name"]): gain for feature, gain in found.replaced}
+    last = {ids[name][1][-1]: name for name in chosen}
+    for slot in slots.features:
+        features.append(judged(slot))
+        if slot.name in last:
+            as_id = ids[last[slot.name]][0]
+            comment = f"{as_id.comment}: {worth(chosen[as_id.name], found.samples)}"
+            features.append(judged(replace(as_id, comment=comment, active=True)))
+    names = {slot.name for slot in (*features, *slots.crosses, slots.label, slots.group) if slot is not None}
+    texts = {slot.name for slot in features if slot.keys.get("values") == "string"}
+    measured = []
+    for number, (feature, gain) in enumerate([*found.features, *found.others]):
+        keys = entry_of(feature, names, texts)
+        names.add(str(keys["name"]))
+        measured.append(SlotProposal(keys, worth(gain, found.samples), active=number < len(found.features)))
+    crosses = tuple(map(judged, slots.crosses))
+    num_numbers = sum(each.active and each.keys.get("kind") == "dense" for each in features)
+    changed = replace(slots, features=tuple(features), crosses=crosses, num_numbers=num_numbers)
+    return replace(changed, measured=tuple(measured), found=found)
+
+
+def worth(gain: Gain, samples: int) -> str:
+    """A gain in words."""
+    return f"{gain.auc:+.4f} AUC on {samples:,} samples, p {gain.p:.4f}"

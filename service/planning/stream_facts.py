@@ -8,8 +8,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,7 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.service.planning.training_facts import use_of_children
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.spec.class_rules import masks_of
 
 # How the number of distinct ids grows with the stream: Heaps' law, fitted to counts of a sample. Pure.
 #
@@ -219,9 +220,9 @@ class _Counter:
 
 
 def admitted(count_U: I64, admission: Sequence[AdmissionEntry]) -> float:
-    """How many ids have a row that were seen so often each: every entry must admit them. Entries that need clicks are
-    taken to admit all."""
-    chance_U = np.ones(len(count_U))
+    """How many ids have a row that were seen so often each: every entry must admit them. A key is drawn once, so the
+    smallest `admits_below` decides. Entries that need clicks are taken to admit all."""
+    chance_U = np.full(len(count_U), min((entry.admits_below for entry in admission), default=1.0))
     for entry in admission:
         chance_U *= entry.expected(count_U)
     return float(chance_U.sum())
@@ -234,28 +235,40 @@ def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
         raise SpecError("headrace size does not measure joins yet; remove the section to size the job without", "join")
     schema = Schema.of(spec.slots)
     counters = _counters(schema, spec.tables)
-    pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
-    deadline = Deadline.after(OPEN_S)
-    opening = Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline)
-    source = open_sources(spec.sources, opening)
-    reader = SegmentReader(source, pipe, schema.emitted, SourceSet(spec.sources), None, job.folder)
     tally, clock = PassTally(), _ReadingClock()
-    try:
-        partitions = _await_events(source, num_events, Deadline.after(WAIT_S))
-        for number, segments in enumerate(_blocks(partitions, num_events)):
-            for samples in reader.read(number, segments, tally):
+    with closing(read_blocks(job, num_events, tally)) as blocks:
+        for block in blocks:
+            for samples in block:
                 _add(counters, schema, samples)
             with clock.counting():
                 _count(counters, tally.num_events)
             clock.look(tally.num_samples)
-    finally:
-        reader.close()
     if not tally.num_samples:
         raise BadInput(
             f"the stream gave no sample: {tally.num_events:,} events, {sum(tally.rejected.values())} rejected"
         )
     found = tuple(counter.ids() for counter in counters.values())
     return StreamFacts(tally.num_events, tally.num_samples, sum(tally.rejected.values()), clock.sample_core_s(), found)
+
+
+def read_blocks(job: LoadedJob, num_events: int, tally: PassTally) -> Generator[Iterator[Samples]]:
+    """The samples of the first events of the job's stream, without slots that the job fills, in blocks that grow.
+
+    Raises SpecError, and as a source. The job's own positions stay as they are.
+    """
+    spec, schema = job.spec, Schema.of(job.spec.slots)
+    pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
+    opening = Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=Deadline.after(OPEN_S))
+    source = open_sources(spec.sources, opening)
+    reader = SegmentReader(
+        source, pipe, schema.emitted, SourceSet(spec.sources), None, job.folder, masks=masks_of(spec)
+    )
+    try:
+        partitions = _await_events(source, num_events, Deadline.after(WAIT_S))
+        for number, segments in enumerate(_blocks(partitions, num_events)):
+            yield reader.read(number, segments, tally)
+    finally:
+        reader.close()
 
 
 def _await_events(source: Source, num_events: int, deadline: Deadline) -> Sequence[Partition]:
@@ -295,7 +308,7 @@ def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str
         own = table.slots.get(slot.name)
         admission = table.admission if own is None or own.admission is None else own.admission
         days = table.delete_after_days if own is None or own.delete_after_days is None else own.delete_after_days
-        rules = ["show_click"] if any(entry.kind == "show_click" for entry in admission) else []
+        rules = list(dict.fromkeys(entry.kind for entry in admission if entry.needs_clicks))
         rules += [key for key in ("delete_below", "extend_at") if getattr(table, key) is not None]
         found.setdefault((name, slot.group), _Counter(name, slot.name, admission, days, tuple(rules)))
     for slot in schema.histories:

@@ -23,11 +23,14 @@ from headrace.lifecycle import on_stop_signal
 from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
 from headrace.service.cluster.run_folder import run_folder, write_private
 from headrace.service.cluster.store import REPORT
+from headrace.service.cluster.warm import warm_launchers
+from headrace.service.cluster.worker_plan import OF_ANY_JOB
 from headrace.service.history.paired_test import JobComparison, PairedResult, compare_jobs
 from headrace.service.planning.sweep_settings import SweepSetting
 from headrace.service.spec.job import LoadedJob, load_job
 from headrace.service.spec.launchers import check_launcher
 from headrace.service.spec.side_groups import group_overrides
+from headrace.trainer.exports.scores import EVALUATOR
 
 SAMPLES, RESULTS, OUTPUT, MARK, PRIVATE = "samples", "sweep.json", "output.txt", "SWEEP", "private"
 """In the sweep's folder: the kept samples, the results, the end of the name of a run's output; a file which says that
@@ -93,7 +96,7 @@ class Sweep:
         Raises SweepFailed. Ctrl-C kills the runs.
         """
         self._empty()
-        with on_stop_signal(self._stop), run_folder(self._private):
+        with on_stop_signal(self._stop), run_folder(self._private), warm_launchers(OF_ANY_JOB):
             results = [self._run(0, show)]
             with ThreadPoolExecutor(jobs, thread_name_prefix="sweep") as threads:
                 rest = [threads.submit(self._run, number, show) for number in range(1, len(self._settings))]
@@ -133,10 +136,10 @@ class Sweep:
             (self._folder / MARK).touch()
 
     def _overrides(self, number: int) -> list[str]:
-        """The overrides of a run: its own, its store, no exports, and where samples are kept."""
+        """The overrides of a run: its own, its store, no exports, no tuning, and where samples are kept."""
         store = json.dumps(str(self._store(number)))
         kept = f"passes.keep_in={json.dumps(str(self._folder / SAMPLES))}", f"passes.keep={self._keep}"
-        return [*self._settings[number].overrides, f"store={{path = {store}}}", "exports={}", *kept]
+        return ["train.tune=off", *self._settings[number].overrides, f"store={{path = {store}}}", "exports={}", *kept]
 
     def _output(self, number: int) -> Path:
         return self._folder / f"{number:02}-{OUTPUT}"
@@ -212,8 +215,9 @@ def check_swept(job: LoadedJob) -> None:
             )
         for key, words in source.not_repeated():
             raise SpecError(words, f"sources.{name}.{key}")
-    if job.spec.predict is not None:
-        raise SpecError("the runs of a sweep would all predict; leave this section out", "predict")
+    for section, act in (("predict", "predict"), (EVALUATOR, "score their versions")):
+        if getattr(job.spec, section) is not None:
+            raise SpecError(f"the runs of a sweep would all {act}; leave this section out", section)
 
 
 def table_of(results: Sequence[SweepResult], *, second_half: bool = False) -> Table:

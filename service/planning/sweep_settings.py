@@ -126,16 +126,16 @@ def _overrides(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if isinstance(value, dict) and value and "kind" not in value:
             yield from _overrides(value, f"{path}.")
         else:
-            yield f"{path}={value if isinstance(value, str) and parse_value(value) == value else _toml(value)}"
+            yield f"{path}={value if isinstance(value, str) and parse_value(value) == value else toml_value(value)}"
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value in one line of TOML."""
     match value:
         case dict():
-            return "{" + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items()) + "}"
+            return "{" + ", ".join(f"{toml_value(str(key))} = {toml_value(each)}" for key, each in value.items()) + "}"
         case list():
-            return "[" + ", ".join(map(_toml, value)) + "]"
+            return "[" + ", ".join(map(toml_value, value)) + "]"
         case bool():
             return json.dumps(value)
         case str():

@@ -203,7 +203,9 @@ def measure_training(job: LoadedJob, num_events: int) -> TrainingFacts:
 def alone(job: LoadedJob) -> LoadedJob:
     """The job with one trainer and one shard in a store beside its own, without what leaves it."""
     store = job.store.with_name(f"{job.store.name}{SUFFIX}")
-    raw = {key: value for key, value in job.whole().items() if key not in ("exports", "predict", "cluster")}
+    raw = {
+        key: value for key, value in job.whole().items() if key not in ("exports", "predict", "evaluator", "cluster")
+    }
     raw |= {"store": {"path": str(store)}, "cluster": {"trainers": 1, "shards": 1}}
     return job_of(with_own_groups(raw, job.spec, SUFFIX), job.folder)
 

@@ -42,14 +42,21 @@ class PredictionVersion:
 
 @contextmanager
 def version_of(
-    job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path
+    job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path, *, here: bool = True
 ) -> Iterator[PredictionVersion]:
     """The version that `text` names, held while the context lasts. `before`: the description from an earlier run.
 
-    Raises SpecError, CommitDamaged, ExportUnusable.
+    `here`: this disk gets the rows of an object store; otherwise each shard fetches its own. Raises SpecError,
+    CommitDamaged, ExportUnusable.
     """
     commits = Commits(job.store)
     if (address := _export(job, text, before)) is not None:
+        if not here:
+            raise SpecError(
+                'names an export, and with store.parts = "object" no folder is seen by all machines, to which its rows '
+                'could go: name a commit, or predict with on = "here"',
+                "version",
+            )
         commit, description = as_commit(address, job.spec, job.full, scratch)
         yield PredictionVersion(commit, description)
         return
@@ -59,7 +66,7 @@ def version_of(
             f"the commit {name}, with which parts were predicted, was pruned; remove the output and begin anew",
             "version",
         )
-    with lease(commits, name, f"predict{next(_numbers)}"):
+    with lease(commits, name, f"predict{next(_numbers)}", rows=here):
         found = commits.read(name)
         check_fits(found, job)
         check_dense(found)

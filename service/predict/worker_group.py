@@ -5,18 +5,21 @@ service.cluster.worker_plan.
 """
 
 import queue
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unavailable
-from headrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode, error_in
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.server.commands import RestoreCommit
-from headrace.service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
+from headrace.service.cluster.elastic import ElasticLauncher, ElasticRules, GoOn, GoOnWith, decide
+from headrace.service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from headrace.service.cluster.supervision import format_exit
 from headrace.service.cluster.worker_plan import PredictionWorkers
 from headrace.service.spec.job import LoadedJob
@@ -27,8 +30,6 @@ START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""
 POLL_S = 0.1
 """Interval at which a wait checks for cancellation."""
-ERROR = "error: "
-"""Begins the line in which a worker says, for people, why it ended."""
 
 
 class PredictionFailed(HeadraceError):
@@ -44,6 +45,16 @@ class PredictionCancelled(HeadraceError):
 
 class WorkerDied(Unavailable):
     """A worker ended for a reason that may pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPrediction:
+    """A prediction that takes the workers that are there."""
+
+    least: int
+    """It waits while fewer could predict."""
+    plan_of: Callable[[int], PredictionWorkers]
+    """Plans for so many that predict."""
 
 
 class WorkerGroup:
@@ -66,19 +77,58 @@ class WorkerGroup:
         for worker in self._workers.values():
             worker.kill(deadline.left_s())
 
-    def run(self, plan: PredictionWorkers, commit: Path, tick: Callable[[], None]) -> None:
+    def run(
+        self,
+        plan: PredictionWorkers,
+        commit: Path,
+        tick: Callable[[], None],
+        elastic: "ElasticPrediction | None" = None,
+    ) -> None:
         """Predict to the end, with the rows of `commit`. `tick` is called meanwhile.
 
-        Raises SpecError, PredictionFailed or WorkerDied for the end of a worker, Unavailable where one cannot be
-        started, DeadlineExceeded, and what `check` raises.
+        Raises SpecError, PredictionFailed or WorkerDied for the end of a worker, one that cannot be started or a shard
+        that does not answer, and what `check` raises.
         """
-        self._launcher.prepare([*plan.shards, *plan.predictors], plan.generation)
-        addresses = self._start_shards(plan, commit) if plan.shards else []
+        plan = self._placed(plan, elastic)
+        with self._deaths_of_shards():
+            addresses = self._start_shards(plan, commit) if plan.shards else []
         self._start([replace(spec, config={**spec.config, "shards": addresses}) for spec in plan.predictors], plan)
         left = {spec.name for spec in plan.predictors}
         while left:
             left -= self._take_end()
             tick()
+
+    def _placed(self, plan: PredictionWorkers, elastic: "ElasticPrediction | None") -> PredictionWorkers:
+        """Wait until there is a place for each worker, for as long as it takes; the plan, or one with fewer."""
+        self._launcher.prepare([*plan.shards, *plan.predictors], plan.generation)
+        said = ""
+        while (waits := self._launcher.waits_for()) is not None:
+            self._check()
+            if elastic is not None and isinstance(found := self._decided(plan, elastic.least), GoOnWith):
+                self._on_line(LAUNCHER, f"the prediction {found.reason}")
+                return self._placed(elastic.plan_of(found.trainers), elastic)
+            if waits != said:
+                self._on_line(LAUNCHER, f"the prediction {waits}")
+            said = waits
+            time.sleep(POLL_S)
+        return plan
+
+    def _decided(self, plan: PredictionWorkers, least: int) -> GoOn | GoOnWith:
+        now, timeout_s = len(plan.predictors), self._job.spec.cluster.node_timeout
+        assert isinstance(self._launcher, ElasticLauncher), "the check of the job has refused any other"
+        rules = ElasticRules(least=least, most=now, node_timeout_s=timeout_s, settle_s=0.0)
+        return decide(now, self._launcher.attendance(), rules, runs=False)
+
+    @contextmanager
+    def _deaths_of_shards(self) -> Iterator[None]:
+        """A shard that does not answer has died, perhaps with its machine: raise WorkerDied, or what its end tells."""
+        try:
+            yield
+        except WorkerDied:
+            raise
+        except (Unavailable, DeadlineExceeded) as error:
+            self._take_end()
+            raise WorkerDied(f"the shards have not read the rows: {error}") from error
 
     def _start_shards(self, plan: PredictionWorkers, commit: Path) -> list[str]:
         """Start them and have them read the rows of the commit; their addresses."""
@@ -96,7 +146,9 @@ class WorkerGroup:
                 generation=plan.generation,
                 secret=plan.secret,
                 max_message_bytes=cluster.max_message,
+                identity=plan.head,
                 wire=plan.wire,
+                silent_s=cluster.node_timeout,
             ),
             Deadline.after(START_S),
         )
@@ -116,9 +168,12 @@ class WorkerGroup:
         return [address for address in found if address is not None]
 
     def _start(self, specs: Sequence[WorkerSpec], plan: PredictionWorkers) -> None:
-        handles = self._launcher.start(
-            specs, plan.generation, on_line=self._on_line, on_exit=lambda name, code: self._ends.put((name, code))
-        )
+        try:
+            handles = self._launcher.start(
+                specs, plan.generation, on_line=self._on_line, on_exit=lambda name, code: self._ends.put((name, code))
+            )
+        except CannotStart as error:
+            raise WorkerDied(str(error)) from error
         self._workers |= {handle.name: handle for handle in handles}
 
     def _take_end(self) -> set[str]:
@@ -137,8 +192,7 @@ class WorkerGroup:
 
 def error_of(worker: str, code: int, last_lines: Sequence[str]) -> HeadraceError:
     """The error for the end of a worker, from its exit code and its last lines of output."""
-    begins = max((place for place, line in enumerate(last_lines) if line.startswith(ERROR)), default=None)
-    message = "\n".join(last_lines[begins:]).removeprefix(ERROR) if begins is not None else ""
+    message = error_in(last_lines)
     if code == ExitCode.BAD_CONFIG:
         return SpecError(message or f"{worker}: {format_exit(code)}")
     if code == ExitCode.FAILED:

@@ -88,7 +88,7 @@ def demo_job(
 
 def twin_of(job: LoadedJob) -> LoadedJob:
     """A copy of `job` that only predicts; it begins at a commit of `job`."""
-    left_out = ("exports", "commit", "predict")
+    left_out = ("exports", "commit", "predict", "evaluator")
     raw: dict[str, Any] = {key: value for key, value in job.whole().items() if key not in left_out}
     store = job.store.parents[1] / TWIN / "store"
     raw["train"] = {key: value for key, value in raw.get("train", {}).items() if key != "learn_until"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from headrace.printable import print_printable
 from headrace.service.cluster.job_run import open_run, print_outcome
 from headrace.service.cluster.store import REPORT
 from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.cluster.worker_logs import logged_to
+from headrace.service.history.event_files import event_files
 from headrace.service.history.version_ages import brief_lines, read_ages
 from headrace.service.jobs.preflight import check_run
 from headrace.service.monitor.shows import Show
@@ -34,12 +38,15 @@ def run_job(
     trace: TraceWindow | None = None,
     health: str | None = None,
     metrics: str | None = None,
+    log_dir: Path | None = None,
+    tensorboard: Path | None = None,
     stopped: ExitCode = ExitCode.DRAINED,
-) -> int:
-    """Run `job` to its end; returns the exit code.
+) -> RunOutcome:
+    """Run `job` to its end; its outcome, with the exit code of the command.
 
     `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. `health`: where to answer
-    probes. `metrics`: where to answer a scraper. `stopped`: the exit code, also of its agents, where a signal stopped
+    probes. `metrics`: where to answer a scraper. `log_dir`: folder of a file for each worker's output. `tensorboard`:
+    folder of event files. `stopped`: the exit code, also of its agents, where a signal stopped
     the job. Raises SpecError where the pipe command, the store or an address cannot be used, before any worker starts
     or the store is changed.
     """
@@ -57,8 +64,10 @@ def run_job(
         serve = held.enter_context(_listening(job, listen)) if listen else None
         held.enter_context(health_served(health, lacks))
         held.enter_context(metrics_served(metrics, job.spec.name, status))
-        run = held.enter_context(open_run(job, show.on_line, fresh=fresh, trace=trace, stopped=stopped))
-        opened = both = RunThenPredict(run, job, show.on_line)
+        on_line = held.enter_context(logged_to(log_dir, show.on_line))
+        run = held.enter_context(open_run(job, on_line, fresh=fresh, trace=trace, stopped=stopped))
+        held.enter_context(event_files(run.store / "log", tensorboard))
+        opened = both = RunThenPredict(run, job, on_line)
         with ExitStack() as shown:
             if serve:
                 shown.enter_context(serve(both.status))
@@ -71,7 +80,7 @@ def run_job(
             print_printable(f"trace     {run.trace}")
         for line in prediction_lines(both.predicted) if both.predicted else ():
             print_printable(line)
-        return stopped if run.launcher.stopped and code == ExitCode.DRAINED else code
+        return replace(outcome, code=stopped) if run.launcher.stopped and code == ExitCode.DRAINED else outcome
 
 
 def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractContextManager[None]:

@@ -1,12 +1,13 @@
 """The section `cluster` of a job spec: how many processes a job has, where they listen, and how often they restart."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headrace.address import LOOPBACK, LOOPBACK_INTERFACE, format_address, is_loopback, parse_address
-from headrace.config import Duration, PositiveDuration, Section, Size
+from headrace.config import Duration, GrownSection, PositiveDuration, Section, Size
+from headrace.pserver.config import check_holds_rows
 from headrace.service.spec.launchers import LauncherName
 from headrace.text_kinds import TextKind
 
@@ -25,15 +26,53 @@ class WorkerResources(Section):
     """GPUs of its own: it sees no others. With 0 it reserves none, and sees all of its node."""
 
 
-class RoleResources(Section):
+class RoleResources(GrownSection):
     """Resources of each process, by role."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"reader"})
 
     trainer: WorkerResources = WorkerResources()
     shard: WorkerResources = WorkerResources()
+    reader: WorkerResources = WorkerResources()
 
 
-class ClusterSection(Section):
+MAX_TRAINERS = 64
+"""Most trainers of a job."""
+
+
+class TrainerRange(Section):
+    """An elastic number of trainers: as many as there are machines for."""
+
+    min: int = Field(ge=1, le=MAX_TRAINERS)
+    """The job waits where fewer can run."""
+    max: int = Field(ge=2, le=MAX_TRAINERS)
+    """Further workers stand by as spares. `headrace resize` sets a lower bound than this while the job runs."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "TrainerRange":
+        if self.min >= self.max:
+            raise ValueError(f"min = {self.min} is not below max = {self.max}; for a fixed number write trainers = 4")
+        return self
+
+
+NUMBER, RANGE = "int", "dict[str, int]"
+"""The alternatives of a number of trainers; headrace.validation leaves such names out of messages."""
+
+
+def _kind_of_number(value: Any) -> str:
+    return RANGE if isinstance(value, dict | TrainerRange) else NUMBER
+
+
+NumTrainers = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_TRAINERS), Tag(NUMBER)] | Annotated[TrainerRange, Tag(RANGE)],
+    Discriminator(_kind_of_number),
+]
+
+
+class ClusterSection(GrownSection):
     """How many processes of each role."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"elastic_wait", "readers"})
 
     holds: ClassVar[Mapping[str, TextKind]] = {
         "interface": TextKind.NETWORK,
@@ -41,10 +80,17 @@ class ClusterSection(Section):
         "ray_address": TextKind.RAY_CLUSTER,
     }
 
-    trainers: int = Field(default=1, ge=1, le=64)
-    """Trainer processes."""
+    trainers: NumTrainers = 1
+    """Trainer processes. { min = 2, max = 8 } is an elastic number, for workers that join from elsewhere: one that is
+    lost for longer than `node_timeout` makes the job go on with fewer, and those that join make it grow."""
+    elastic_wait: Duration = Field(default=30.0, le=3600)
+    """With an elastic number of trainers: how long the first of new workers waits for others that may follow. Then all
+    of them are taken together, at the next close."""
     shards: int | None = Field(default=None, ge=0, le=64)
     """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
+    readers: int = Field(default=0, ge=0, le=64)
+    """Reader processes, which read the source and run the pipe for the trainers, also on machines of their own; the
+    same samples in the same order. 0: each trainer does so itself."""
     max_message: Size = 256 << 20
     """Longest message between a trainer and a shard. The rows of one step on one shard must fit."""
     wire: Literal["float32", "bfloat16"] = "float32"
@@ -77,10 +123,7 @@ class ClusterSection(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":
-        if self.shards == 0 and self.trainers > 1:
-            raise ValueError(
-                f"shards = 0 keeps the rows inside the one trainer; {self.trainers} trainers need shards = 1 or more"
-            )
+        check_holds_rows(self.shards, self.num_trainers)
         return self
 
     @model_validator(mode="after")
@@ -138,9 +181,19 @@ class ClusterSection(Section):
 
         Where the file has changed one of them since, several trainers have one shard at least.
         """
-        trainers = numbers.get("cluster.trainers", self.trainers)
+        trainers = numbers.get("cluster.trainers", numbers.get("cluster.trainers.max", self.num_trainers))
         shards = numbers.get("cluster.shards", self.shards)
         return self.model_copy(update={"trainers": trainers, "shards": (shards or None) if trainers > 1 else shards})
+
+    @property
+    def num_trainers(self) -> int:
+        """Trainer processes; of an elastic number, the most."""
+        return self.trainers.max if isinstance(self.trainers, TrainerRange) else self.trainers
+
+    @property
+    def elastic(self) -> TrainerRange | None:
+        """The bounds of an elastic number of trainers."""
+        return self.trainers if isinstance(self.trainers, TrainerRange) else None
 
     @property
     def leaves_machine(self) -> bool:
@@ -148,8 +201,13 @@ class ClusterSection(Section):
         return self.interface != LOOPBACK_INTERFACE or not is_loopback(parse_address(self.listen)[0])
 
     @property
+    def num_workers(self) -> int:
+        """All processes of a generation."""
+        return self.num_trainers + self.num_shards + self.readers
+
+    @property
     def num_shards(self) -> int:
         """Shard processes to start; 0: the shard is embedded."""
         if self.shards is not None:
             return self.shards
-        return 0 if self.trainers == 1 else 1
+        return 0 if self.num_trainers == 1 else 1

@@ -17,13 +17,13 @@ from headrace.service.spec.left_out import without_left_out
 from headrace.service.spec.references import check_places, check_references
 from headrace.text_kinds import TextKind
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
-from headrace.trainer.predict.after_training import check_after
-from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.after_training import check_after, check_evaluator
+from headrace.trainer.predict.config import EvaluatorSection, PredictionRequest
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.validation import naming_entries
 
 
-class Job(TrainerJob):
+class JobFile(TrainerJob, title="Job"):
     """A job file, as a user writes it."""
 
     holds: ClassVar[Mapping[str, TextKind]] = {
@@ -34,6 +34,8 @@ class Job(TrainerJob):
     """The processes of the job."""
     predict: PredictionRequest | None = None
     """The prediction that the newest version makes once the stream has ended and all is trained."""
+    evaluator: EvaluatorSection | None = None
+    """A process that measures each version on events of its own, beside the trainers (docs/guards.md)."""
     without: tuple[str, ...] = ()
     """Slots that are left out, though the file declares them: the pipe may emit them, the model does not get them. To
     try what a slot is worth; see docs/choosing.md."""
@@ -43,7 +45,7 @@ class Job(TrainerJob):
 class LoadedJob:
     """A spec that has passed every check, with its folders."""
 
-    spec: Job
+    spec: JobFile
     raw: dict[str, Any]
     """The spec as the user wrote it, with overrides applied and "***" for secrets written in it."""
     folder: Path
@@ -54,11 +56,14 @@ class LoadedJob:
     """Those secrets, by the path of their key. Only private files of workers may hold them."""
     kernels: Mapping[str, Mapping[str, str]] | None = None
     """The table of kernels that a new store of the job takes from another one; None: by `train.matmul`."""
+    ends_after: int | None = None
+    """Number of positions after which its stream counts as ended, for a run on the beginning of a stream; None: it has
+    its own end, or none."""
     resized: Mapping[str, int] = field(default_factory=dict)
     """The numbers of workers that a resize gave in place of the file's, by the path of their key."""
 
     @classmethod
-    def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
+    def of(cls, spec: JobFile, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
         """The job of `whole`, a spec with its secrets, which was checked as `spec`."""
         return cls(spec=spec, raw=without_secrets(whole), folder=folder, store=store, secrets=secrets_of(whole))
 
@@ -74,7 +79,7 @@ class LoadedJob:
     def under(self, logged: Mapping[str, Any], store: Path) -> "LoadedJob":
         """The job under a spec from its log, in `store`. The log has no secrets; the present ones are used."""
         whole = with_secrets_of(logged, self.whole())
-        return LoadedJob.of(validate(Job, whole), whole, self.folder, store)
+        return LoadedJob.of(validate(JobFile, whole), whole, self.folder, store)
 
     @property
     def full(self) -> dict[str, Any]:
@@ -94,15 +99,28 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_SPEC_DEPTH}")
     raw = without_left_out(raw)
     with naming_entries(raw):
-        spec = validate(Job, raw)
+        spec = validate(JobFile, raw)
         check_shown(raw)
         check_references(spec)
+        spec.dense.check_trainers(spec.cluster.num_trainers)
+        check_elastic(spec)
         if spec.predict is not None:
             check_after(spec.predict, spec)
+        check_evaluator(spec.evaluator, spec)
     store = (folder / spec.store.path).resolve()
     check_places(spec, store, folder)
     loaded = LoadedJob.of(spec, raw, folder, store)
     return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
+
+
+def check_elastic(spec: JobFile) -> None:
+    """Raise SpecError for an elastic number of trainers where another number is another division of the model."""
+    if spec.cluster.elastic is not None and spec.dense.strategy == "pipeline":
+        raise SpecError(
+            'dense.strategy = "pipeline" divides the layers of the model among the trainers, so it needs a fixed '
+            "number of them; write one number",
+            "cluster.trainers",
+        )
 
 
 def with_defaults(job: LoadedJob, number: int) -> LoadedJob:
@@ -111,4 +129,4 @@ def with_defaults(job: LoadedJob, number: int) -> LoadedJob:
     The model's settings stay as written: predictions are identified by them.
     """
     full = {**fill_defaults(job.raw, unset=number), "model": job.raw["model"]}
-    return replace(job, spec=validate(Job, with_secrets(full, job.secrets)))
+    return replace(job, spec=validate(JobFile, with_secrets(full, job.secrets)))

@@ -23,6 +23,8 @@ class JobLauncher(ABC):
     same_machine: ClassVar[bool] = False
     """Whether all workers are processes of this machine. Others read files of their own machines, and get certificates
     when they join."""
+    elastic: ClassVar[bool] = False
+    """Whether workers come and go while a job runs (service.cluster.elastic.ElasticLauncher)."""
 
     @classmethod
     @abstractmethod
@@ -65,4 +67,11 @@ def launcher_of(cluster: "ClusterSection") -> type[JobLauncher]:
 
 def check_launcher(cluster: "ClusterSection") -> None:
     """Raise SpecError where the workers of such a job cannot be started from here."""
-    launcher_of(cluster).check(cluster)
+    launcher = launcher_of(cluster)
+    if cluster.elastic is not None and not launcher.elastic:
+        raise SpecError(
+            f"a number from {cluster.elastic.min} to {cluster.elastic.max} is for workers that come and go, as with "
+            f"cluster.launcher = {EXTERNAL!r}; {cluster.launcher!r} starts a fixed number",
+            "cluster.trainers",
+        )
+    launcher.check(cluster)

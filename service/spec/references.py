@@ -11,7 +11,7 @@ from headrace.dataset.spec.config import ColumnsPipe, EventTime, MetaSlot, SlotK
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import check_event_time, check_sources
 from headrace.errors import SpecError
-from headrace.pserver.config import DENSE_SLICES
+from headrace.pserver.config import DENSE_SLICES, TableSection
 from headrace.relative_names import MAX_PATH_BYTES
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.exports.destination import ExportLocation, address_of, destination_of
@@ -24,7 +24,7 @@ from headrace.trainer.spec.history_tables import check_histories
 from headrace.trainer.spec.join_tables import check_join
 from headrace.trainer.spec.order_rules import check_order
 from headrace.trainer.spec.slot_rules import check_slot_rules
-from headrace.validation import nearest
+from headrace.validation import nearest, no_such
 
 MAX_STORE_BYTES = MAX_PATH_BYTES - 511
 """Longest path of a store: a file system takes MAX_PATH_BYTES, and files of a store have longer ones."""
@@ -102,8 +102,7 @@ def _check_sample_and_metrics(job: TrainerJob, schema: Schema) -> None:
 def _check_tables(job: TrainerJob, schema: Schema) -> None:
     for number, entry in enumerate(job.slots):
         if isinstance(entry, SparseSlot) and entry.table not in job.tables:
-            hint = nearest(entry.table, job.tables)
-            raise SpecError(f"there is no table {entry.table!r}; {hint}", f"slots.{number}.table")
+            raise SpecError(no_such("table", entry.table, job.tables), f"slots.{number}.table")
     used = {slot.sparse.table for slot in schema.sparse}
     for name, table in job.tables.items():
         path = f"tables.{name}"
@@ -115,20 +114,34 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
             raise SpecError("no slot uses this table; remove it, or name it in a slot", path)
         if table.dim == 0 and not table.first_order:
             raise SpecError("dim = 0 and first_order = false leave a row without a weight", path)
-        ours, other = table.optimizer.kind, table.first_order_optimizer
-        if other is not None and other.kind != ours:
-            raise SpecError(
-                f"is {other.kind!r}; the table's optimizer is {ours!r}", f"{path}.first_order_optimizer.kind"
-            )
+        _check_first_order(table, f"{path}.first_order_optimizer")
         for key, slot in (("show", table.show), ("click", table.click)):
             if slot is not None:
                 _number_slot(schema, slot, f"{path}.{key}")
     check_slot_rules(job.tables, schema)
 
 
+def _check_first_order(table: TableSection, path: str) -> None:
+    ours, other = table.optimizer, table.first_order_optimizer
+    if other is None:
+        return
+    if not table.first_order:
+        raise SpecError("first_order = false leaves rows without a first-order weight; remove this section", path)
+    if other.kind != ours.kind:
+        raise SpecError(f"is {other.kind!r}; the table's optimizer is {ours.kind!r}", f"{path}.kind")
+    for key in sorted({*ours.shared} & other.model_fields_set):
+        given, used = getattr(other, key), getattr(ours, key)
+        if given != used:
+            raise SpecError(
+                f"is {given!r}, but the table's optimizer has {used!r}, which holds for both; remove this key, or set "
+                f"that of the optimizer",
+                f"{path}.{key}",
+            )
+
+
 def _check_mode(job: TrainerJob) -> None:
     policy = job.train.policy
-    policy.check_optimizers(job.dense.optimizer.kind, job.tables)
+    policy.check_optimizers(job.dense.optimizer.of_rows(), job.tables)
     if policy.copies_rows and job.metrics.infer_first:
         raise SpecError(
             f'does not work with train.mode = "{job.train.mode}": it predicts with rows of the shards',
@@ -149,7 +162,7 @@ def _check_exports(job: TrainerJob) -> None:
         path = f"exports.{name}"
         for number, table in enumerate(stream.tables):
             if table not in job.tables:
-                raise SpecError(f"there is no table {table!r}; {nearest(table, job.tables)}", f"{path}.tables.{number}")
+                raise SpecError(no_such("table", table, job.tables), f"{path}.tables.{number}")
         if stream.clock == "event" and not timed:
             raise SpecError('the source has no event_time; use "wall"', f"{path}.clock")
         if stream.delta_threshold > 0:
@@ -167,7 +180,7 @@ def _check_rollback(job: TrainerJob, rollback: RollbackSection, path: str) -> No
     """The watched metric exists."""
     tasks = {task.name: task for task in job.tasks}
     if rollback.task is not None and rollback.task not in tasks:
-        raise SpecError(f"there is no task {rollback.task!r}; {nearest(rollback.task, tasks)}", f"{path}.task")
+        raise SpecError(no_such("task", rollback.task, tasks), f"{path}.task")
     task = tasks[rollback.task] if rollback.task is not None else job.tasks[0]
     if task.loss != "bce":
         raise SpecError(f'is of probabilities, and task {task.name!r} has loss = "{task.loss}"', f"{path}.metric")

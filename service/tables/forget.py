@@ -19,6 +19,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from headrace import documents
+from headrace.blob.store_address import StoreAddress, parse
 from headrace.dataset.loader.kept_files import drop_kept
 from headrace.deadline import Deadline
 from headrace.durable import REAL, check_no_link, write_whole, writing
@@ -31,7 +32,7 @@ from headrace.service.tables.row import sign_of
 from headrace.service.tables.traces import Traces, find_traces
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.journal.log import store_locked
-from headrace.trainer.predict.output_files import DEAD_LETTERS
+from headrace.trainer.predict.output_place import DEAD_LETTERS
 
 MAX_KEYS = 4096
 """Most rows that one logged operation deletes: as many as rank 0 takes (trainer.rank0.operations)."""
@@ -67,7 +68,7 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline, *, everywh
         yield f"files of kept samples with this value, deleted: {count(files)}"
     yield from remaining_copies(job, version, time.time())  # 6
     if everywhere and job.spec.predict is not None:
-        yield from prediction_files(job.folder / job.spec.predict.output, value, sign)
+        yield from prediction_files(parse(job.spec.predict.output, job.folder), value, sign)
 
 
 # Rows
@@ -132,8 +133,12 @@ def contains(letter: bytes, value: str) -> bool:
     return any(text.encode() in event or text in str(fields.get("detail") or "") for text in texts)
 
 
-def prediction_files(folder: Path, value: str, sign: int) -> Iterator[str]:
+def prediction_files(output: StoreAddress, value: str, sign: int) -> Iterator[str]:
     """A line that names the files of a prediction which contain a value, or its sign; they are not changed."""
+    if not output.is_folder:
+        yield f"predictions may contain it: {output.text} is not searched; delete the prefix, or predict again"
+        return
+    folder = Path(output.root)
     found = [path.name for path in sorted(folder.glob("*.parquet")) if _predicts(path, value, sign)]
     for path in sorted(folder.glob(f"{DEAD_LETTERS}/*.jsonl")):
         if any(contains(line, value) for line in path.read_bytes().splitlines()):

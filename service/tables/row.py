@@ -16,20 +16,19 @@ from headrace.keys import sign_of_text
 from headrace.rpc.job_client import JobClient
 from headrace.service.cluster.store import in_use
 from headrace.service.exports import key_search
-from headrace.service.monitor.lines import count
-from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.spec.job import JobFile, LoadedJob
 from headrace.service.tables import committed_tables
-from headrace.validation import nearest
+from headrace.validation import no_such
 
 
-def sign_of(spec: Job, slot: str, value: str) -> int:
+def sign_of(spec: JobFile, slot: str, value: str) -> int:
     """The sign of `value` in a sparse slot: its number, or the hash of its text. Raises SpecError.
 
     Of a cross, `value` is its sign, or the values of all its parts with commas between. `hash` of a slot is applied.
     """
     sparse = {each.name: each.sparse for each in Schema.of(spec.slots).sparse}
     if slot not in sparse:
-        raise SpecError(f"there is no sparse slot {slot!r}; {nearest(slot, sparse)}")
+        raise SpecError(no_such("sparse slot", slot, sparse))
     entry = sparse[slot]
     if not entry.cross:
         sign = _plain_sign(slot, entry.values == "string", value)
@@ -93,7 +92,8 @@ def _row(known: Mapping[str, Any]) -> Iterator[str]:
     yield f"delta_score {known['delta_score']:.6g}; changed in version {known['changed_version']}"
     yield f"last seen on day {known['last_seen_day']}, {_days(known['unseen_days'])} ago"
     yield _leaves(known["leaves_after_days"])
-    yield f"weights {' '.join(f'{weight:.6g}' for weight in known['weights'])}"
+    frozen = "; its slot is frozen, so they stay as they are" if known.get("frozen") else ""
+    yield f"weights {' '.join(f'{weight:.6g}' for weight in known['weights'])}{frozen}"
 
 
 def _remembered(remembers: Mapping[str, Any]) -> Iterator[str]:
@@ -122,24 +122,4 @@ def _admission(entries: Sequence[Mapping[str, Any]], *, has_row: bool) -> Iterat
     if entries and has_row:
         yield "admission: admitted; it must be admitted again if its row is deleted"
     for entry in entries:
-        yield f"admission: {_entry(entry)}"
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    if "lot" in entry:
-        effect = "which admits it" if entry["agrees"] else "which does not admit it"
-        return f"{entry['kind']} {entry['p']:g}: its random draw is {entry['lot']:.3g}, {effect}"
-    about = "" if entry["exact"] else "about "
-    if "n" in entry:
-        seen = f"{entry['estimate']:.6g}"
-        text = f"{entry['kind']} {entry['n']:g}: seen {about}{seen} {'time' if seen == '1' else 'times'}"
-    else:
-        text = f"{entry['kind']} {entry['score']:g}: its score is {about}{entry['estimate']:.6g}"
-    return f"{text} ({_quality(entry)})"
-
-
-def _quality(entry: Mapping[str, Any]) -> str:
-    if not entry["exact"]:
-        return f"sketch, at most +{entry['too_high_by_at_most']:.3g} too high"
-    dropped = entry.get("bucket_dropped_keys", 0)
-    return f"exact; its bucket was full, {count(dropped)} keys were dropped from it" if dropped else "exact"
+        yield f"admission: {entry['text']}"

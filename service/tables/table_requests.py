@@ -19,7 +19,7 @@ from headrace.service.cluster.job_run import read_report
 from headrace.service.cluster.store import REPORT, in_use
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.monitor.lines import count
-from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.spec.job import JobFile, LoadedJob
 from headrace.service.tables import committed_tables
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.job_status import GuardsStatus, OperationsStatus, ShrinkingStatus, Status, TableStatus, read
@@ -27,7 +27,7 @@ from headrace.trainer.rank0.shrink_guard import has_rule
 from headrace.trainer.run_report import RunReport
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.spec.join_tables import join_tables
-from headrace.validation import nearest
+from headrace.validation import no_such
 
 Rule = Mapping[str, Any]
 
@@ -35,14 +35,14 @@ Rule = Mapping[str, Any]
 # List
 
 
-def _filled_tables(spec: Job) -> dict[str, TableSection]:
+def _filled_tables(spec: JobFile) -> dict[str, TableSection]:
     """The tables that the job fills itself: histories, and what waits for a join."""
     return {**history_tables(Schema.of(spec.slots)), **join_tables(spec.join)}
 
 
 def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
-    """Of each table: its figures, null where they are not known, "slots" (figures by slot), and "held", the shrink that
-    waits. Histories, joins are last.
+    """Of each table: its figures, null where they are not known, "frozen", slots whose rows do not learn, "slots"
+    (figures by slot), and "held", the shrink that waits. Histories, joins are last.
     """
     slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
     held, guarded = status.operations.shrinking.held, status.operations.guards.slots
@@ -59,6 +59,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
                 "unadmitted": reported.unadmitted,
                 "dirty_rows": reported.dirty_rows,
                 "dim": table.dim,
+                "frozen": reported.frozen,
                 "slots": {
                     slot: {
                         "rows": rows.get(slot),
@@ -97,7 +98,13 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
                 groups[group] = groups.get(group, 0) + rows
         by_slot = {slot.name: groups.get(slot.group, 0) for slot in slots if slot.sparse.table == name}
         size = fresh.tables[name].bytes if name in fresh.tables else None
-        tables[name] = TableStatus(rows=sum(part.rows for part in parts), bytes=size, rows_by_slot=by_slot)
+        frozen = {group for part in parts if part.life is not None for group in part.life.frozen_groups}
+        tables[name] = TableStatus(
+            rows=sum(part.rows for part in parts),
+            bytes=size,
+            rows_by_slot=by_slot,
+            frozen=[slot.name for slot in slots if slot.sparse.table == name and slot.group in frozen],
+        )
     deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
     operations = OperationsStatus(
         shrinking=read(ShrinkingStatus, {"held": deciders.get("shrinking", {}).get("held", {})}),
@@ -121,7 +128,7 @@ def choose_tables(tables: Mapping[str, bool], name: str | None, *, ruled: bool) 
     """The table called `name`; else all tables if a rule is given (`ruled`), or those with a rule of their own."""
     if name is not None:
         if name not in tables:
-            raise SpecError(f"there is no table {name!r}; {nearest(name, tables)}")
+            raise SpecError(no_such("table", name, tables))
         return [name]
     found = [each for each, has_rule in tables.items() if ruled or has_rule]
     if not found:

@@ -54,6 +54,30 @@ def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLOR
     return options
 
 
+def reliability_chart(lines: Sequence[ChartLine]) -> Options:
+    """Lines of observed shares over predicted ones, and a dashed one where both are equal."""
+    options = _frame([line.name for line in lines] if len(lines) > 1 else [])
+    values = [value or 0.0 for line in lines for point in line.points for value in point]
+    top = max(values, default=0.0) or 1.0
+    options["xAxis"] = _axis() | {"type": "value", "min": 0, "max": _rounded(top)}
+    options["yAxis"] = _axis() | {"type": "value", "min": 0}
+    right = ChartLine("right", [(0.0, 0.0), (top, top)], SOFT, dashed=True)
+    options["series"] = [
+        {
+            "type": "line",
+            "name": line.name,
+            "data": [[_rounded(x), _rounded(y)] for x, y in line.points],
+            "showSymbol": line is not right,
+            "symbolSize": 5,
+            "color": line.color,
+            "lineStyle": {"width": 1.7, "type": "dashed" if line.dashed else "solid"},
+            "emphasis": {"disabled": True},
+        }
+        for line in (*lines, right)
+    ]
+    return options
+
+
 @dataclass(frozen=True, slots=True)
 class ChartMark:
     """One event in a chart of events."""

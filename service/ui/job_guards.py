@@ -1,4 +1,4 @@
-"""Signs of trouble with a job's slots, and the price of a served version's age."""
+"""The evaluator's scores, signs of trouble with a job's slots, and the price of a served version's age."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +17,10 @@ SLOT_COLUMNS = (
     Column("Signs of trouble", long=True),
     *(Column(title, number=True) for title in ("Drift", "Coverage", "New rows", "Rows", "Bytes", "Weight")),
 )
+SCORE_COLUMNS = (
+    Column("Task"),
+    *(Column(title, number=True) for title in ("AUC", "GAUC", "Log loss", "Calibration")),
+)
 AGE_COLUMNS = (
     Column("Task"),
     Column("Metric"),
@@ -24,6 +28,8 @@ AGE_COLUMNS = (
 )
 NO_COMMIT = "There is no commit yet; slots are read from one."
 NOT_MEASURED = "Not measured yet: `headrace freshness` does so, on the job's machine."
+NO_EVALUATOR = "The job file has no section [evaluator]."
+NO_SCORE = "No version is scored yet."
 NO_GUARDS = "No figures of passes: the job file has no section [guards]."
 
 
@@ -61,9 +67,34 @@ def age_rows(ages: Sequence[Mapping[str, Any]]) -> list[Row]:
     ]  # fmt: skip
 
 
+def score_rows(evaluator: Mapping[str, Any] | None) -> list[Row]:
+    """A row for each task of the newest score."""
+    return [
+        (task, (
+            GridCell(task),
+            *(GridCell(format_metric(found.get(key)), found.get(key))
+              for key in ("auc", "gauc", "logloss", "calibration")),
+        ))
+        for task, found in (evaluator or {}).get("tasks", {}).items()
+    ]  # fmt: skip
+
+
+def scored_text(evaluator: Mapping[str, Any] | None) -> str:
+    """Which version was scored, when, and on how much."""
+    if evaluator is None or evaluator["version"] is None:
+        return NO_EVALUATOR if evaluator is None else NO_SCORE
+    version = f"Version {evaluator['version']:,}, at {format_time(evaluator['at'])} UTC"
+    if evaluator["error"]:
+        return f"{version}: it cannot be scored: {evaluator['error']}"
+    return f"{version}, on {format_count(evaluator['samples'])} samples; versions scored: {evaluator['scored']:,}."
+
+
 class GuardsPart:
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        with panel("Evaluator", "the newest version that was measured on the evaluator's own events"):
+            self._scored = ui.label(NO_EVALUATOR).classes("hint")
+            self._scores = Grid(SCORE_COLUMNS, "")
         with panel("Price of age", "old versions against the job itself, over the same events"):
             self._measured = ui.label(NOT_MEASURED).classes("hint")
             self._ages = Grid(AGE_COLUMNS, "")
@@ -73,8 +104,10 @@ class GuardsPart:
             self._slots = Grid(SLOT_COLUMNS, "")
             ui.label(f"as JSON: GET /v1{self._path}/doctor").classes("hint")
 
-    async def refresh(self, _job: Mapping[str, Any]) -> None:
+    async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show the last results."""
+        self._scored.set_text(scored_text(job.get("evaluator")))
+        self._scores.show(score_rows(job.get("evaluator")))
         ages = await self._visitor.get(f"{self._path}/freshness")
         self._measured.set_text(measured_text(ages))
         self._ages.show(age_rows(ages["ages"]))

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
-from headrace.service.ui.charts import COLORS, ChartLine, lines_chart
+from headrace.service.ui.charts import COLORS, ChartLine, lines_chart, reliability_chart
 from headrace.service.ui.format import format_count, format_metric
 from headrace.service.ui.frame import panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
@@ -90,6 +90,15 @@ class SlicesPart:
         return found
 
 
+def reliability_lines(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[ChartLine]:
+    """The observed share over the predicted one, of each task."""
+    return [
+        ChartLine(task, [(each["prediction"], each["label"]) for each in tenths], COLORS[at % len(COLORS)])
+        for at, (task, tenths) in enumerate(found.items())
+        if tenths
+    ]
+
+
 MAX_LAST = 2_000
 """Closes that are loaded at the beginning."""
 MAX_NEWS = 500
@@ -165,6 +174,8 @@ class LearningPart:
             for metric, (title, hint) in METRICS.items():
                 with panel(title, hint):
                     self._charts[metric] = ui.echart(lines_chart([], by_time=True)).classes("chart")
+            with panel("Reliability", "observed over predicted share, by tenths of the predictions in the window"):
+                self._reliability = ui.echart(reliability_chart([])).classes("chart")
             self._slices = SlicesPart(visitor, name)
 
     def others(self, jobs: Sequence[str]) -> None:
@@ -195,6 +206,8 @@ class LearningPart:
         if not news:
             return
         await self._slices.refresh(self._other)
+        found = (await self._visitor.get(f"/jobs/{quote(self._name, safe='')}/metrics"))["reliability"]
+        redraw(self._reliability, reliability_chart(reliability_lines(found.get("window", {}))))
         by_time = has_event_time(self._ours.closes)
         self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
         names = self._name, self._other

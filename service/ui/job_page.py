@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
+from headrace.printable import counted
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import Visitor, list_all
 from headrace.service.ui.format import (
@@ -143,8 +144,14 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         notes.append(("warn", f"The workers were restarted. Last reason: {job['last_death']}"))
     if (resize := job["resizing"]) is not None:
         moved = "" if resize["moved"] is None else f", the rows of version {resize['moved']:,} are moved"
-        numbers = f"{resize['trainers']} trainers and {resize['shards']} shards"
+        numbers = f"{counted(resize['trainers'], 'trainer')} and {counted(resize['shards'], 'shard')}"
         notes.append(("", f"This job is resized to {numbers}. Its new workers: {resize['state']}{moved}."))
+    if (elastic := job["elastic"]) is not None:
+        bounds = f"{elastic['min']} to {elastic['max']}"
+        waits = f" For {elastic['for_s']:.0f} s: {elastic['waits']}." if elastic["waits"] else ""
+        stand_by = "stands by" if elastic["spares"] == 1 else "stand by"
+        spares = f", and {counted(elastic['spares'], 'worker')} {stand_by}" if elastic["spares"] else ""
+        notes.append(("", f"This job has {counted(elastic['present'], 'trainer')}, of {bounds}{spares}.{waits}"))
     if not job["learning"]:
         notes.append(("", "This job only predicts. It does not learn."))
     return notes

@@ -115,6 +115,8 @@ class TablesPart:
         if new is not None:
             unadmitted = format_count(table["unadmitted"])
             more += f"; in the newest pass {format_count(new)} new, {unadmitted} records not admitted"
+        if table["frozen"]:
+            more += f"; frozen: {', '.join(table['frozen'])}"
         self._figures[name].show(format_count(table["rows"]), more)
 
     async def _show_shards(self) -> None:

@@ -22,8 +22,9 @@ from headrace.key_kernels import keys_of
 from headrace.pserver import row_optimizer_kernels
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
-from headrace.pserver.config import Adagrad, ShardProcess, TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, Shards, StepScale
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows import kernels as row_kernels
 from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.server.embedded import EmbeddedShards

@@ -25,13 +25,8 @@ import numpy as np
 
 from headrace.trainer.checkpoint.commits import Commit
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.exporter_process import (
-    ExportAnswer,
-    ExporterConfig,
-    ExporterProcess,
-    ExportRequest,
-    ParentExport,
-)
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest, ParentExport
+from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterProcess
 from tests.bench import filled
 from tests.bench.commits import at_closes, trainer_with
 from tests.bench.w1 import BLOCK, ROOT, ArrayReader, job

@@ -15,8 +15,9 @@ from safetensors.numpy import save_file
 
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
-from headrace.pserver.config import Adagrad, ShardProcess, TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.server.commands import RestoreCommit, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.tables.table import ShardTable

@@ -29,7 +29,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.pserver.server.commands import CountRows
 from headrace.service.exports.model_import import ImportRequest, import_into
-from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.spec.job import JobFile, LoadedJob
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import ROOT
@@ -136,7 +136,7 @@ def run(raw: Mapping[str, Any], imported: Path | None = None) -> dict[str, Any]:
         folder, raw = Path(name), {**raw, "store": {"path": "store"}}
         store = folder / "store"
         if imported is not None:
-            job = LoadedJob(spec=validate(Job, raw), raw=raw, folder=folder, store=store)
+            job = LoadedJob(spec=validate(JobFile, raw), raw=raw, folder=folder, store=store)
             with redirect_stdout(sys.stderr):
                 import_into(job, ImportRequest(str(imported)))
         store.mkdir(exist_ok=True)

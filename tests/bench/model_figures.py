@@ -9,13 +9,12 @@ every run; speeds are not, where other work runs beside it.
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -23,18 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import load_toml
+from headrace.dataset.loader.batch_loader import PassReader
 from headrace.deadline import Deadline
 from headrace.pserver.server.commands import CountRows
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.train.assembly import open_trainer
+from tests.bench.streams import DATA, EXAMPLES, FILES
 from tests.bench.w1 import ROOT
 
-EXAMPLES = ROOT / "deploy" / "examples"
-DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "tests" / "bench" / "results" / "model_figures.json"
 PAGE = ROOT / "docs" / "model-figures.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
-FILES = {"news": "ebnerd/impressions.jsonl.gz", "criteo": "criteo/criteo_80k.txt.gz"}
 CLICKS_EVENTS = 60_000
 ASK_S = 60.0
 
@@ -70,7 +68,7 @@ class Case:
         raw = load_toml(EXAMPLES / self.job)
         (source,) = raw["sources"].values()
         if self.example in FILES:
-            source["paths"] = [str(DATA / FILES[self.example])]
+            source["paths"] = [str(DATA / FILES[self.example][0])]
         else:
             source |= {"events": CLICKS_EVENTS, "rate": 0.0, "partitions": 1}
         raw["pipe"]["command"] = [sys.executable, str(EXAMPLES / self.example / "generator.py")]
@@ -252,22 +250,28 @@ def run(case: Case) -> dict[str, Any]:
         folder, store = Path(name), Path(name) / "store"
         store.mkdir()
         where = {"folder": folder, "store": store, "live": store / "live", "socket": folder / "role"}
-        with open_trainer(WorkerConfig(job=case.spec(), rank=0, world=1, cores=1, **where)) as trainer:
-            cpu_s, wall_s = time.process_time(), time.perf_counter()
-            trainer.loop.run()
-            cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-            rows = trainer.parts.shards.call(CountRows(), Deadline.after(ASK_S)).tables.values()
-            metrics = trainer.parts.observer.report()
-            samples = trainer.parts.progress.num_samples
-        pipe = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return trained(WorkerConfig(job=case.spec(), rank=0, world=1, cores=1, **where))
+
+
+def trained(config: WorkerConfig, reader: PassReader | None = None) -> dict[str, Any]:
+    """Figures of a job that is run to its end; `reader` replaces its source and pipe."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with open_trainer(config, reader) as trainer:
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        trainer.loop.run()
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+        trainer.rank0.beginning.joblog.close()
+        rows = trainer.parts.shards.call(CountRows(), Deadline.after(ASK_S)).tables.values()
+        metrics = trainer.parts.observer.report()
+        samples = trainer.parts.progress.num_samples
+    pipe = resource.getrusage(resource.RUSAGE_CHILDREN)
     half = metrics["halves"]["last"]["ctr"]
     return {
-        "auc": half["auc"],
-        "gauc": half["gauc"],
+        **{name: half[name] for name in ("auc", "gauc", "logloss")},
         "samples": samples,
         "rows": sum(each.num_rows for each in rows),
         "bytes": sum(each.num_bytes for each in rows),
-        "core_s": cpu_s + pipe.ru_utime + pipe.ru_stime,
+        "core_s": cpu_s + pipe.ru_utime - before.ru_utime + pipe.ru_stime - before.ru_stime,
         "wall_s": wall_s,
     }
 
@@ -328,6 +332,13 @@ def tables_of(results: Mapping[str, Sequence[Mapping[str, Any]]], before: str = 
     return "\n".join([*lines, "", ""])
 
 
+def write_between(page: Path, begin: str, end: str, tables: Callable[[str], str]) -> None:
+    """Replace what the page has between two marks by the tables that are made of it."""
+    above, rest = page.read_text().split(begin)
+    measured, below = rest.split(end)
+    page.write_text(above + begin + tables(measured) + end + below)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", default="", help="cases whose name contains this text")
@@ -336,10 +347,7 @@ def main() -> None:
     given = arguments.parse_args()
     if not given.write:
         measure([case for case in CASES if given.only in case.key], given.repeat)
-    text = PAGE.read_text()
-    above, rest = text.split(BEGIN)
-    measured, below = rest.split(END)
-    PAGE.write_text(above + BEGIN + tables_of(known(), measured) + END + below)
+    write_between(PAGE, BEGIN, END, lambda measured: tables_of(known(), measured))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import WORKERS, claimed
 from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.cluster.worker_plan import preloaded
-from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.spec.job import JobFile, LoadedJob
 from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 
 PASS, PASSES_KILLED_AT = 8192, (20, 30)
@@ -96,7 +96,7 @@ def job_on(path: Path, store: Path, num_shards: int, pace_s: float = 0.0) -> Loa
     raw["tables"]["default"]["optimizer"]["per"] = "row"
     if pace_s:
         raw["pipe"] = {"command": ["sh", "-c", f"sleep {pace_s:g}; exec cat"]}
-    return LoadedJob(spec=validate(Job, raw), raw=raw, folder=store.parent, store=store)
+    return LoadedJob(spec=validate(JobFile, raw), raw=raw, folder=store.parent, store=store)
 
 
 def run(loaded: LoadedJob, watch: Callable[["Watched"], None], *, standby: bool = False) -> None:

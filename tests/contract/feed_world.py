@@ -191,3 +191,22 @@ def follower(job):
         yield held
     finally:
         held.feed.close()
+
+
+@contextmanager
+def fed(process, restore, described=()):
+    """A job of the one shard `process`, with a live feed: its shard, its rank 0, and the address for subscribers.
+
+    `restore`: as RestoreCommit. `described`: the tables of its model.
+    """
+    shards = EmbeddedShards(process)
+    shards.call(RestoreCommit(*restore), w.soon())
+    model = lambda: {"tables": {name: {} for name in described}}  # noqa: E731
+    facts = "job", "t1", process.generation, dict, model, lambda: b"onnx", lambda: None
+    content = FeedContent(*facts, memories=tuple(process.histories))
+    rank0, key = ModelFeed(content, shards, embedded=True), certificates.draw_key()
+    try:
+        yield shards, rank0, lambda _: FeedAddress.of_message(rank0.answer({}), key)
+    finally:
+        rank0.shut()
+        shards.close()

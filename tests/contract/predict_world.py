@@ -72,30 +72,29 @@ class World:
     job: LoadedJob
     commit: Path
 
-    def request(self, output: Path, **asked: Any) -> PredictionRequest:
+    def request(self, output: Path | str, **asked: Any) -> PredictionRequest:
         """Of all the job's lines, in small segments and batches."""
         raw = {"input": {"paths": ["part-*.txt"]}, "output": str(output), "segment_events": 150, "batch_size": 32}
         return validate(PredictionRequest, {**raw, **asked})
 
     def plan(self, request: PredictionRequest) -> PredictionPlan:
         """Fix it, as the first step of a prediction does."""
-        output = PredictionOutput(Path(request.output))
+        output = self.output(request)
         output.work.mkdir(parents=True, exist_ok=True)
         segments = segments_of(request.input, self.job.spec, self.job.folder, request.segment_events)
         plan = PredictionPlan(fingerprint_of(request, self.job.spec), {"commit": "it"}, segments)
-        plan.write(output.work)
+        plan.write(output.place)
         return plan
 
     def worker(self, request: PredictionRequest, rank: int, shards: Sequence[str]) -> PredictWorker:
         """What a worker is told."""
-        output = Path(request.output)
-        live = output / ".prediction" / "live"
+        live = self.output(request).work / "live"
         shutil.rmtree(live, ignore_errors=True)
         return PredictWorker(
-            job=self.job.raw,
+            job=self.job.full,
             folder=self.job.folder,
             request=request,
-            output=output,
+            output=request.output,
             commit=self.commit,
             rank=rank,
             shards=tuple(shards),
@@ -104,7 +103,11 @@ class World:
             cores=1e6,
         )
 
-    def predict(self, output: Path, **asked: Any) -> dict[str, Any]:
+    def output(self, request: PredictionRequest) -> PredictionOutput:
+        """The files of its output."""
+        return PredictionOutput(request.output, self.job.folder / "scratch")
+
+    def predict(self, output: Path | str, **asked: Any) -> dict[str, Any]:
         """Every part, worker after worker, and what is told of them; the manifest."""
         request = self.request(output, **asked)
         plan = self.plan(request)
@@ -116,11 +119,11 @@ class World:
 
     def complete(self, request: PredictionRequest, plan: PredictionPlan) -> dict[str, Any]:
         """Metrics, manifest, DONE."""
-        output = PredictionOutput(Path(request.output))
+        output = self.output(request)
         return PlannedPrediction(self.job, request, output, plan, lambda *_: None, lambda: None).complete()
 
     def _shards(self, request: PredictionRequest, held: ExitStack) -> list[str]:
-        spec, folder = self.job.spec, Path(request.output) / ".prediction"
+        spec, folder = self.job.spec, self.output(request).work
         groups = {slot.name: slot.group for slot in Schema.of(spec.slots).sparse}
         servers = []
         for shard in range(request.num_shards):

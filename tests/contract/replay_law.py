@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from headrace.pserver.server.commands import Explain
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
-from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
+from headrace.trainer.exports.reader import ReadableExport, chain_of, open_export, state_at
 from headrace.trainer.exports.row_values import encode
 from tests.contract import shards_world as w
 from tests.contract.replay_world import GROUPS, KEYS, TABLES
@@ -76,7 +76,7 @@ class Law:
 
     # -- what must be so
 
-    def _base(self, world: Any, request: ExportRequest) -> Export:
+    def _base(self, world: Any, request: ExportRequest) -> ReadableExport:
         """A base of the same version, made of the same commit."""
         asked = request.model_copy(update={"kind": "base", "parent": None, "address": str(self.scratch / "bases")})
         if (self.scratch / "bases" / request.job / request.timeline / asked.name).exists():
@@ -85,7 +85,7 @@ class Law:
         assert answer.outcome == "complete", answer
         return open_export(answer.path, self.scratch / "opened").check()
 
-    def _fold(self, request: ExportRequest, chain: list[Export], table: str) -> Rows:
+    def _fold(self, request: ExportRequest, chain: list[ReadableExport], table: str) -> Rows:
         """What a base and the deltas after it give, by the plain rules."""
         state: Rows = {}
         parent = 0
@@ -109,7 +109,7 @@ class Law:
             gone |= (earlier.keys() - before.keys()) | (before.keys() - after.keys())
         return gone
 
-    def _check_tombstones(self, delta: Export, table: str, parent: int, taken: Rows) -> None:
+    def _check_tombstones(self, delta: ReadableExport, table: str, parent: int, taken: Rows) -> None:
         """Exactly the keys that went and are not among the rows."""
         found = {int(key) for chunk in delta.tombstones(table) for key in chunk.key_R}
         self.seen["tombstones"] += len(found)
@@ -155,7 +155,7 @@ class Law:
         delta_score = self.before[version][table][key]["delta_score"]
         return "" if everything or delta_score >= np.float32(section.delta_threshold) else "delta_threshold"
 
-    def _check_counts(self, request: ExportRequest, made: Export, table: str) -> None:
+    def _check_counts(self, request: ExportRequest, made: ReadableExport, table: str) -> None:
         """What the manifest counts, and what an export with a threshold does to delta scores."""
         version, told, is_base = request.version, made.tables[table], made.kind == "base"
         since = 0 if request.parent is None else request.parent.version

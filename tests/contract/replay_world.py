@@ -24,11 +24,12 @@ from headrace.errors import NotYet, Unwritable
 from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Adagrad, Bounds, Initial, ShardProcess, SlotLife, TableSection
+from headrace.pserver.config import Bounds, Initial, ShardProcess, SlotLife, TableSection
 from headrace.pserver.errors import StoreFailed
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
-from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.protocol.table_operations import AdvanceDay, ClearSlot, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows.row_cache import CacheBound
 from headrace.pserver.server.commands import (
     CountRows,
@@ -46,9 +47,8 @@ from headrace.pserver.tables.sweeping import Sweeper
 from headrace.trainer.checkpoint.commits import Commit, Commits, hash_of, name_of, read_commit, write_manifest
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
-from headrace.trainer.exports.export_settings import ExportSettings
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest, ExportSettings
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
@@ -57,8 +57,10 @@ from headrace.trainer.journal.records import (
     ForgetOperation,
     SetOperation,
     ShrinkOperation,
+    SlotOperation,
 )
-from headrace.trainer.rank0.operations import ClosingPass, cut_of
+from headrace.trainer.rank0.job_in_force import cut_of
+from headrace.trainer.rank0.operations import ClosingPass
 from tests.contract import shards_world as w
 from tests.fakes.manifests import manifest_of
 
@@ -138,7 +140,8 @@ class Pass:
     sweeps: int = 0
     """Pieces of a sweep in the background while it trains."""
     operations: tuple[Any, ...] = ()
-    """("shrink", table, below, after, at_once), ("forget", table, sign), ("tick", days), ("set", table, decay, lr)."""
+    """("shrink", table, below, after, at_once), ("forget" or "clear", table, sign), ("tick", days),
+    ("set", table, decay, lr)."""
     wishes: tuple[tuple[str, str], ...] = ()
     """Stream and kind of exports that are asked for."""
     commit: str = ""
@@ -174,6 +177,8 @@ def as_logged(operation: Any) -> ActingOperation:
             return ShrinkOperation(id="x", **structs.asdict(operation))
         case ForgetRow():
             return ForgetOperation(id="x", slot="a", **structs.asdict(operation))
+        case ClearSlot():
+            return SlotOperation(id="x", change=operation)
         case SetTables():
             return SetOperation(id="x", keys={})
         case _:
@@ -511,7 +516,7 @@ class World:
 
     def _closing(self, one: Pass) -> ClosingPass:
         return ClosingPass(
-            version=self.version, day=self.day, ticks=one.days, event_time_s=None, pass_times_s=None, wall_s=0.5,
+            version=self.version, day=self.day, event_time_s=None, pass_times_s=None, wall_s=0.5,
             stats=self.shards.call(CountRows(), w.soon()).tables, positions={}, metrics={},
             num_samples=len(one.learns), ended=False,
         )  # fmt: skip
@@ -552,6 +557,9 @@ class World:
             case "forget", (table, sign):
                 key, group = KEYS[table][sign]
                 return ForgetRow(table=table, group=group, key=key)
+            case "clear", (table, sign):
+                slot = SLOTS[table][sign % 2]
+                return ClearSlot(slot=slot, table=table, group=KEYS[table][sign][1])
             case "tick", (days,):
                 return AdvanceDay(to=self.day + days)
             case "set", (table, decay, lr):

@@ -17,15 +17,16 @@ from headrace.identity.credentials import Credentials
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
-from headrace.pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
+from headrace.pserver.config import Initial, ShardProcess, TableSection, Wire
 from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.server.commands import SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.server.shard_server import ShardServer
 
 SECRET, SEED = "a secret", 7
 TABLES = {
-    "default": TableSection(dim=4, init_range=0.5, optimizer=Adagrad(per="element")),
+    "default": TableSection(dim=4, init_range=0.5, optimizer=Adagrad(per="element"), grad_scale="sum"),
     "other": TableSection(dim=3, first_order=False, grad_scale="show", init=Initial.NORMAL, clip_norm=1.5),
 }
 

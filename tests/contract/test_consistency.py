@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
-from headrace.pserver.config import MergeSection, Sgd, TableSection
+from headrace.pserver.config import MergeSection, TableSection
+from headrace.pserver.consistency.policy import FEATURES, StepFigures, policy_of
 from headrace.pserver.consistency.policy import MODES as MODE_CLASSES
-from headrace.pserver.consistency.policy import StepFigures, policy_of
-from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.errors import InvalidShardCall, StepTimedOut
 from headrace.pserver.protocol.shards import Gradients, StepScale
-from headrace.pserver.server.commands import DigestRows, Explain
+from headrace.pserver.row_optimizers import Sgd
+from headrace.pserver.server import data_server
+from headrace.pserver.server.commands import CountRows, DigestRows, Explain, LeavePass
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -30,6 +32,7 @@ MODES = {
     "async": {"mode": "async"},
     "geo": {"mode": "geo"},
     "half-async": {"mode": "async", "merge": MergeSection(pushes=2, wait=0.02)},
+    "bounded": {"mode": "async", "max_ahead": 1},
 }
 EVERY = pytest.mark.parametrize("mode", sorted(MODES))
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
@@ -225,6 +228,7 @@ def test_a_rank_does_not_push_what_is_not_finite(mode, world):
 def test_only_a_mode_that_repeats_its_weights_promises_digests_of_them(mode):
     kept = policy(mode)
     assert bool(kept.promised({"dense": "aa", "metrics": "bb"})) == kept.repeatable
+    assert kept.promised({FEATURES: "cc"}) == {FEATURES: "cc"}, "histories depend on the log alone"
 
 
 @EVERY
@@ -271,6 +275,7 @@ def train(world, num_steps):
             push = {"default": w.push_of(batches[step], 5, seed=100 * step + rank)} if mine else None
             following = ready[step + 1] if step + 1 < len(ready) else None
             shards.exchange(step, ready[step] if mine else None, push, following, StepScale(30), w.soon())
+        shards.call(LeavePass(1), w.soon())
         met.wait(w.soon().left_s())
         return shards.close_pass(0, w.soon())
 
@@ -334,12 +339,13 @@ def test_sync_names_the_ranks_that_are_missing_and_lets_nobody_close_before_they
 
 def test_sync_sums_over_ranks_in_their_order():
     def act(ranks):
-        mine = StepFigures([0.1 * (ranks.rank + 1), 1e16 * (-1) ** ranks.rank], ranks.rank, 1)
+        sums = (0.5 * ranks.rank, 1e16 * (-1) ** ranks.rank)
+        mine = StepFigures([0.1 * (ranks.rank + 1), 1e16 * (-1) ** ranks.rank], ranks.rank, 1, sums=sums)
         return policy_of("sync").agree(ranks, mine, None)[0]
 
     found, _ = on_ranks(3, act)
     weights = [float((np.float64(0.1) * 1 + np.float64(0.1) * 2) + np.float64(0.1) * 3), 1e16 - 1e16 + 1e16]
-    assert found == [StepFigures(weights, 3, 3)] * 3
+    assert found == [StepFigures(weights, 3, 3, sums=(1.5, 1e16))] * 3
 
 
 def test_sync_gives_the_same_rows_at_every_run():
@@ -485,3 +491,104 @@ def test_pushes_of_unequal_batches_count_by_their_samples():
         world.each(act)
         rows_UD = world.one.look({"default": w.keys(7)}, w.soon())["default"]
         np.testing.assert_array_equal(rows_UD, [[-5.0, -5.0]])  # (8 * 1 + 4 * 3) / 4
+
+
+# async with max_ahead
+
+
+@given(
+    parts=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    most=st.integers(1, 3),
+    merged=st.integers(1, 3),
+    seed=st.integers(0, 1 << 16),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_rank_is_further_ahead_of_the_slowest_one_than_it_may_be(parts, most, merged, seed):
+    """Ranks have unequal parts of a pass, and say when they leave it."""
+    one, draw, left = Pass("async", len(parts), 0), random.Random(seed), set()
+    one.order = policy_of("async", merge=MergeSection(pushes=merged), max_ahead=most).steps(1, len(parts))
+    while len(left) < len(parts):
+        for rank, steps in enumerate(parts):
+            if rank not in left and one.at[rank] == steps:
+                one.order.leave(rank)
+                left.add(rank)
+        one.apply()
+        able = [rank for rank, steps in enumerate(parts) if rank not in one.waits and one.at[rank] < steps]
+        if able:
+            one.push(draw.choice(able))
+        else:
+            one.order.wait_no_longer()
+            one.apply()
+        slowest = min((one.at[rank] for rank in range(len(parts)) if rank not in left), default=None)
+        assert slowest is None or all(
+            one.at[rank] - slowest <= most + 1 for rank in range(len(parts)) if rank not in left
+        )
+    assert one.at == parts and not one.waits, "nobody waits for ever"
+    assert all(rank.behind <= most for rank in one.order.apart())
+
+
+def two_ahead(num_ranks):
+    """Ranks 0 and 2 have pushed two steps, merged, and wait for the others."""
+    order = policy_of("async", merge=MergeSection(pushes=2), max_ahead=1).steps(1, num_ranks)
+    for step in (0, 1):
+        for rank in (0, 2):
+            order.push(step, rank)
+        order.applied()
+    return order
+
+
+def test_a_rank_that_is_ahead_reads_no_rows_without_a_step_of_the_slowest_one_that_waits_to_be_merged():
+    order = two_ahead(4)
+    order.push(0, 3)
+    order.wait_no_longer()
+    order.applied()
+    order.push(0, 1)
+    assert not order.due() and not order.may_answer(1, 0) and order.missing() == [1]
+    order.push(1, 3)
+    assert order.due() == [(0, 1), (1, 3)]
+    order.applied()
+    assert order.may_answer(1, 0) and order.may_answer(0, 1)
+
+
+@pytest.mark.parametrize("left", [(), (0,), (0, 2)])
+def test_a_push_is_not_kept_for_those_of_ranks_that_wait_for_it_or_have_left(left):
+    order = two_ahead(3)
+    for rank in left:
+        order.leave(rank)
+    assert not order.due()
+    order.push(0, 1)
+    assert order.due() == [(0, 1)]
+
+
+def test_a_trainer_that_is_too_far_ahead_waits_as_long_as_it_may_and_names_the_slowest(monkeypatch):
+    with w.job(1, 3, mode="async", max_ahead=1) as world:
+        keys, ready = w.keys(1, 2, 3), {}
+        for rank, shards in enumerate(world.ranks):
+            shards.open_pass(1, w.soon())
+            ready[rank] = [shards.prepare({"default": keys}, learn=True) for _ in range(4)]
+            shards.pull(ready[rank][0], w.soon())
+
+        def step(rank, number, deadline):
+            push = {"default": w.push_of(keys, 5, seed=rank)}
+            batch, following = ready[rank][number : number + 2]
+            world.ranks[rank].exchange(number, batch, push, following, StepScale(8), deadline)
+
+        step(2, 0, w.soon())
+        step(0, 0, w.soon())
+        late = pytest.raises(
+            StepTimedOut, match="in step 1 of pass 1 for rank 1: is that trainer alive, or much slower"
+        )
+        with monkeypatch.context() as patch, late:
+            patch.setattr(data_server, "waiting_s", lambda left_s: left_s / 100)  # long before the caller gives up
+            step(0, 1, w.soon())
+        world.ranks[1].call(LeavePass(1), w.soon())  # it has no batches
+        step(0, 1, w.soon())  # applied already: the answer to the repeated call
+        step(2, 1, w.soon())
+        step(2, 2, w.soon())
+        for shards in world.ranks:
+            shards.call(LeavePass(1), w.soon())
+        world.each(lambda _, shards: shards.close_pass(0, w.soon()))
+        (figures,) = world.one.call(CountRows(), w.soon()).figures
+        assert max(each["behind"] for each in figures.apart) <= 1
+        shown = world.one.call(Explain("default", int(keys.keys_U[0]), 1), w.soon())["show"]
+        assert shown == sum(n * w.push_of(keys, 5, seed=rank).show_U[0] for rank, n in ((0, 2), (2, 3)))

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.histories import HistoryQuestions
 from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.rows.counter_kernels import (
     MAX_BACK_S,
     MAX_COUNT,

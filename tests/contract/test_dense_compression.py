@@ -98,6 +98,30 @@ def test_the_share_that_is_sent_falls_in_five_stages():
     assert num_sent(DgcSection(sparsity=0), 77, 0) == 77 and num_sent(DgcSection(), 5, 0) == 1
 
 
+def test_dense_steps_come_before_the_stages_that_are_given():
+    config = DgcSection(sparsity=0.75, begin=3, warmup_steps=4, stages=(0.25, 0.5))
+    assert [num_sent(config, 100, step) for step in range(9)] == [100, 100, 100, 75, 75, 50, 50, 25, 25]
+    one = DgcSection(sparsity=0.5, begin=2)
+    assert [num_sent(one, 100, step) for step in range(3)] == [100, 100, 50]
+    assert not {"begin", "stages"} & DgcSection().model_dump().keys()
+
+
+DECAYING = DenseSgd(kind="sgd", lr=0.1, momentum=0.5, weight_decay=0.5)
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD, MOMENTUM, DenseAdam(lr=0.1), DECAYING, DECAYING.model_copy(update={"no_decay": ("bias",)})],
+    ids=["sgd", "momentum", "adam", "decay", "decay of some"],
+)
+def test_steps_before_dgc_begins_are_dense(world, optimizer):
+    dense, _ = learnt(world, optimizer=optimizer)
+    found, _ = learnt(world, optimizer=optimizer, compression="dgc", dgc={"sparsity": 0.9, "begin": STEPS})
+    later, _ = learnt(world, optimizer=optimizer, compression="dgc", dgc={"sparsity": 0.9, "begin": STEPS - 1})
+    assert torch.allclose(found, dense, rtol=0, atol=1e-6) and not torch.allclose(later, dense, rtol=0, atol=1e-3)
+
+
 @WORLDS
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, DenseAdam(lr=0.1)], ids=["sgd", "momentum", "adam"])
 def test_dgc_without_sparsity_is_dense(world, optimizer):
@@ -112,7 +136,7 @@ def own_gradient(rank, step, num_floats):
     return gradient(SimpleNamespace(rank=rank), step, torch.zeros(num_floats)).numpy().astype(np.float64)
 
 
-def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
+def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr, decay=0.0):
     """The plain twin: weights after STEPS, from the paper's algorithm in float64."""
     held = start.numpy().astype(np.float64)
     velocity, residual = (np.zeros((world, len(held))) for _ in range(2))
@@ -122,6 +146,7 @@ def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
         for rank in range(world):
             own = own_gradient(rank, step, len(held))
             own *= min(1.0, clip_norm / math.sqrt(world) / (np.linalg.norm(own) + 1e-6))
+            own += decay / world * held
             velocity[rank] = momentum * velocity[rank] + own
             residual[rank] += velocity[rank]
             for index in largest_reference(residual[rank].tolist(), k):
@@ -132,13 +157,13 @@ def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
 
 
 @WORLDS
-@pytest.mark.parametrize("sparsity", [0.5, 0.95])
-def test_dgc_learns_what_its_plain_twin_learns(world, sparsity):
+@pytest.mark.parametrize(("sparsity", "decay"), [(0.5, 0.0), (0.95, 0.0), (0.95, 0.5)])
+def test_dgc_learns_what_its_plain_twin_learns(world, sparsity, decay):
     """With half of the numbers several ranks sum the whole buffer; else they gather indices and numbers."""
 
     def act(ranks):
         dgc = {"compression": "dgc", "dgc": {"sparsity": sparsity}, "clip_norm": 8.0}
-        part, _ = made(ranks, optimizer=MOMENTUM, **dgc)
+        part, _ = made(ranks, optimizer=MOMENTUM.model_copy(update={"weight_decay": decay}), **dgc)
         start = part._flat.weights.clone()
         learn(part, ranks)
         return start, part._flat.weights.clone()
@@ -146,7 +171,7 @@ def test_dgc_learns_what_its_plain_twin_learns(world, sparsity):
     found, ranks = on_ranks(world, act)
     start, ended = found[0]
     assert any("all_gather" in call for call in ranks[0].made) == (sparsity == 0.95 or world == 1)
-    expected = dgc_reference(world, start, sparsity=sparsity, momentum=0.5, clip_norm=8.0, lr=0.1)
+    expected = dgc_reference(world, start, sparsity=sparsity, momentum=0.5, clip_norm=8.0, lr=0.1, decay=decay)
     assert np.abs(ended.numpy() - expected).max() < 1e-5 < np.abs(start.numpy() - expected).max()
 
 

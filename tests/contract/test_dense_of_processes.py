@@ -23,6 +23,9 @@ SETTINGS = {
     "every_step": {"strategy": "local_sgd", "k_steps": 1},
     "sharded": {"strategy": "sharded"},
     "hybrid": {"strategy": "sharded", "group": 2},
+    "stage2": {"strategy": "sharded", "stage": 2},
+    "stage3": {"strategy": "sharded", "stage": 3},
+    "stage3_hybrid": {"strategy": "sharded", "stage": 3, "group": 2},
     "clipped": {"clip_norm": 0.1},
     "sharded_clipped": {"strategy": "sharded", "clip_norm": 0.1},
     "dgc": {"compression": "dgc", "dgc": {"sparsity": 0.99}},
@@ -64,6 +67,7 @@ def sent():
 def learnt(section, saved=None):
     net = nn.Linear(64, 768, bias=False)  # 12 * 4,096 parameters: slices need no padding
     net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(3)) * 0.1
+    net.parameters_in_calls = True
     net.to(device)
     strategy = dense_strategy(net, section, ranks)
     if saved is not None:
@@ -147,6 +151,9 @@ def test_strategies_keep_their_promises_on_processes(device, world, said_by, tmp
         assert rank0[name]["weights"] == pytest.approx(rank0[oracle]["weights"], abs=1e-6), name
     assert rank0["dgc_of_all"]["bits"] == rank0["all_reduce"]["bits"]
     assert rank0["hierarchy_bf16"]["weights"] == pytest.approx(rank0["bf16"]["weights"], abs=0.01)
+    for name, oracle in (("stage2", "sharded"), ("stage3", "sharded"), ("stage3_hybrid", "hybrid")):
+        assert rank0[name]["bits"] == rank0[oracle]["bits"] and rank0[name]["commit"] == rank0[oracle]["commit"], name
+    assert rank0["stage2"]["digest"] == rank0["stage3"]["digest"]
     if world <= 2:  # the sum of two numbers has one order
         assert rank0["sharded"]["bits"] == rank0["all_reduce"]["bits"]
     whole, part = (sum(said[name]["state_bytes"] for said in first) for name in ("all_reduce", "sharded"))
@@ -159,6 +166,8 @@ def test_a_strategy_sends_in_steps_what_it_promises(world, said_by):
     sent = {name: sum(each[name]["sent"] for each in said) for name in SETTINGS}
     num_steps = min(6 + world, 9)
     assert sent["sharded"] == pytest.approx(sent["all_reduce"], rel=0.01)
+    assert sent["stage2"] == pytest.approx(sent["all_reduce"], rel=0.01)
+    assert sent["stage3"] == pytest.approx(1.5 * sent["all_reduce"], rel=0.1), "weights once more, before backward"
     assert sent["every_step"] == pytest.approx(3 * sent["all_reduce"], rel=0.01), "weights and two moments"
     assert sent["local_sgd"] == pytest.approx(sent["every_step"] * (num_steps // 3) / num_steps, rel=0.01)
     assert sent["dgc"] == pytest.approx(sent["all_reduce"] * 0.01 * world, rel=0.02), "index and number"

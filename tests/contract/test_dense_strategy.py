@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,8 +20,9 @@ from headrace.pserver.server.commands import RestoreCommit
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.strategy import Around, Awaiting, dense_strategy
 from headrace.trainer.dense_config import DENSE_STRATEGIES, DenseSection
-from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseLamb, DenseLars, DenseSgd
 from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.train.learning_rate import LearningRate
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -30,7 +32,9 @@ OF_SUMS = {
     "hierarchy": {"hierarchy": {"group": 3}},
 }
 """Settings of "all_reduce" that sum in another way."""
-EVERY = pytest.mark.parametrize("name", [*sorted({*DENSE_STRATEGIES.names()} - {"pipeline"}), *OF_SUMS])
+STAGES = {f"stage{stage}": {"strategy": "sharded", "stage": stage, "bucket_bytes": 64} for stage in (2, 3)}
+"""Of "sharded". Each layer is a block."""
+EVERY = pytest.mark.parametrize("name", [*sorted({*DENSE_STRATEGIES.names()} - {"pipeline"}), *OF_SUMS, *STAGES])
 """All but "pipeline", in which other ranks have no batches: test_pipeline_on_gloo."""
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
 STEPS = 5
@@ -41,6 +45,7 @@ TOLERANCE = 1e-6
 def model(seed=3):
     """The same on every rank; the weights are drawn without torch's generator, which all threads share."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    net.parameters_in_calls = True
     draw = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw)
@@ -49,12 +54,13 @@ def model(seed=3):
 
 MOMENTUM = DenseSgd(kind="sgd", lr=0.1, momentum=0.5)
 OPTIMIZER = {"all_reduce": MOMENTUM, "dgc": MOMENTUM}
-SETTINGS = {"local_sgd": {"k_steps": 2}} | OF_SUMS
+SETTINGS = {"local_sgd": {"k_steps": 2}} | OF_SUMS | STAGES
 
 
 def section(name, **more):
-    given = {"optimizer": OPTIMIZER.get(name, DenseAdam(lr=0.1))} | SETTINGS.get(name, {})
-    return DenseSection(strategy="all_reduce" if name in OF_SUMS else name, **(given | more))
+    strategy = {"strategy": "all_reduce" if name in OF_SUMS else name}
+    given = strategy | {"optimizer": OPTIMIZER.get(name, DenseAdam(lr=0.1))} | SETTINGS.get(name, {})
+    return DenseSection(**(given | more))
 
 
 @dataclass
@@ -91,13 +97,15 @@ def batch(rank, step):
 
 def train(job, ranks, strategy, net, steps=range(STEPS), batches=batch, number=1):
     """A pass as the loop makes it: each loss is divided by the samples of all ranks."""
-    shards = job.shards[ranks.rank]
+    shards, rate = job.shards[ranks.rank], LearningRate(strategy, job.section)
     shards.open_pass(number, w.soon())
+    rate.open_pass(number)
     mine = {step: found for step in steps if (found := batches(ranks.rank, step)) is not None}
     prepared = {step: shards.prepare(strategy.slices, learn=True) for step in mine}
     rows = shards.pull(prepared[steps[0]], w.soon()) if prepared else {}
     for number_of_step, step in enumerate(steps):
         num_samples = sum(len(each) for r in range(ranks.world) if (each := batches(r, step)) is not None)
+        rate.step(num_samples)
         strategy.take(rows)
         strategy.clear()
         share = loss = 0.0
@@ -362,6 +370,8 @@ def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
 
 # shards
 
+FALLING = {"kind": "exponential", "factor": 0.5, "every": 3}
+
 
 @WORLDS
 @pytest.mark.parametrize(
@@ -370,17 +380,38 @@ def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
         DenseSgd(kind="sgd", lr=0.1),
         DenseAdam(lr=0.01),
         DenseAdagrad(kind="adagrad", lr=0.1, initial=0.1),
+        DenseSgd(kind="sgd", lr=0.1, momentum=0.9),
     ],
-    ids=["sgd", "adam", "adagrad"],
+    ids=["sgd", "adam", "adagrad", "momentum"],
 )
-def test_slices_on_shards_learn_what_all_reduce_learns(world, optimizer):
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 0.05}, {"schedule": FALLING}], ids=["", "clipped", "scheduled"])
+def test_slices_on_shards_learn_what_all_reduce_learns(world, optimizer, more):
     steps = range(2 * world - 1)  # in each of them some rank has a batch
     found = {}
     for name in ("shards", "all_reduce"):
-        with job(name, world, optimizer=optimizer) as at:
+        with job(name, world, optimizer=optimizer, **more) as at:
             results, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks, steps)[0].tensors()))  # noqa: B023
         found[name] = results[0]
     assert_close(found["shards"], found["all_reduce"])
+
+
+def test_of_trainers_that_do_not_wait_for_each_other_each_clips_its_own_gradient():
+    section = DenseSection(strategy="shards", optimizer=DenseSgd(kind="sgd", lr=1.0), clip_norm=0.5)
+    with w.job(1, 2, tables_on_shards({}, section), mode="async") as made:
+
+        def act(ranks):
+            net = model()
+            around = Around(made.ranks[ranks.rank], 20.0, in_step=False)
+            strategy = dense_strategy(net, section, ranks, around=around)
+            strategy.clear()
+            net(batch(2, ranks.rank)).square().sum().backward()
+            assert not strategy.communicates(0)
+            strategy.after_backward(0, 1.0)
+            (push,) = strategy.push().values()
+            return float(np.linalg.norm(push.grads_UD))
+
+        found, ranks = on_ranks(2, act)
+    assert found == [pytest.approx(0.5, rel=1e-4)] * 2 and ranks[0].made == []
 
 
 @pytest.mark.parametrize(("mode", "world"), [("sync", 1), ("sync", 2), ("sync", 3), ("async", 1)])
@@ -472,3 +503,25 @@ def learnt_by_one(name, world):
 def assert_close(found, expected):
     for name, value in expected.items():
         assert torch.allclose(found[name], value, rtol=0, atol=TOLERANCE), name
+
+
+BY_NORMS = {
+    "lamb": DenseLamb(kind="lamb", lr=0.1, weight_decay=0.1, no_decay=("bias",)),
+    "lars": DenseLars(kind="lars", lr=2.0, weight_decay=0.1, trust=0.05, epsilon=1e-3, no_decay=("bias",)),
+}
+
+
+@pytest.mark.parametrize("kind", BY_NORMS)
+@pytest.mark.parametrize(("world", "group"), [(1, None), (2, None), (3, None), (2, 1)])
+def test_slices_learn_by_the_norms_of_whole_parameters(kind, world, group):
+    """Layers of 1,280 rows cross the bounds of slices, which are multiples of 4,096."""
+
+    def found(name, **more):
+        with job(name, world, optimizer=BY_NORMS[kind], **more) as at:
+            results, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks, net=wide())[0].tensors()))
+        return results[0]
+
+    whole, sharded, again = found("all_reduce"), found("sharded", group=group), found("sharded", group=group)
+    for name, value in whole.items():
+        assert torch.allclose(sharded[name], value, rtol=0, atol=1e-6)
+        assert torch.equal(sharded[name], again[name])

@@ -26,6 +26,9 @@ from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.strategy import dense_strategy
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from headrace.trainer.models.contract import Inputs, Shape, Targets
+from headrace.trainer.models.next_item import NextItem
+from headrace.trainer.models.settings import NextItemSettings
 from tests.fakes.thread_ranks import on_ranks
 
 TOLERANCE = 1e-5
@@ -240,6 +243,77 @@ def test_it_learns_what_torch_learns(sizes, kind):
     for name, value in wanted.items():
         close(found[name], value, 1e-4 if kind == "adam" else 1e-5)  # adam divides by small roots
     assert all(other == digest for _, other in others)
+
+
+def merged(ranks, cuts, draws=None, scale=1024.0):
+    """One step from micro-batches of sizes `cuts` on each rank, whose losses are scaled, as with float16. A rank with
+    fewer of them takes part in the first ones of others."""
+    model = Items(90, ranks, draws)
+    strategy = dense_strategy(model, DenseSection(optimizer=OPTIMIZERS["sgd"], accumulate=3), ranks)
+    total = sum(map(sum, cuts))
+    x, classes = lists([sum(each) for each in cuts], 90, 1)[ranks.rank]
+    strategy.clear()
+    for _ in range(len(cuts[ranks.rank]), 3):
+        model.softmax.follow()
+    for each in zip(x.split(cuts[ranks.rank]), classes.split(cuts[ranks.rank]), strict=True):
+        lost_B, _ = model.softmax(functional.normalize(model.net(each[0]), dim=1), each[1])
+        (lost_B.sum() / total * scale).backward()
+    strategy.after_backward(0, scale)
+    strategy.wait()
+    strategy.step()
+    strategy.flush()
+    return strategy.consolidate()
+
+
+@pytest.mark.parametrize("draws", [None, 90], ids=["divided", "sampled"])
+@pytest.mark.parametrize("cuts", [[[5]], [[2, 2, 1]], [[1, 2], [2]], [[2], [], [1, 1, 1]]], ids=str)
+def test_a_step_of_several_micro_batches_learns_what_one_of_all_their_samples_learns(cuts, draws):
+    made = draws and (lambda rows: ClassDraws(probabilities("uniform", 90, 90, rows.begin, rows.end), rows.begin, SEED))
+    sizes = [sum(each) for each in cuts]
+    wanted = learnt_by_torch(DenseSection(optimizer=OPTIMIZERS["sgd"]), sizes, [1])
+    (found, *_), ranks = on_ranks(len(cuts), lambda ranks: merged(ranks, cuts, made))
+    for name, value in wanted.items():
+        close(found[name], value, 1e-6)
+    assert all(each.made == ranks[0].made for each in ranks)
+
+
+def test_micro_batches_that_draw_other_classes_learn_all_of_them():
+    rows = ClassRows(90, DIM, 0, 1, SEED, CPU)
+    rows.add(torch.tensor([1, 5]), torch.full((2, DIM), 1.0))
+    rows.add(torch.tensor([0, 5, 7]), torch.full((3, DIM), 2.0))
+    assert rows.place_K.tolist() == [0, 1, 5, 7] and rows.gradient_KV[:, 0].tolist() == [2, 1, 3, 2]
+
+
+def next_item(mode):
+    torch.manual_seed(SEED)
+    given = NextItemSettings(classes=90, dim=DIM, hidden=(16,), mode=mode, recall_at=(), top=3)
+    return NextItem(Shape((), (), (("x", 3),), ("next",)), given)
+
+
+def step_of(model, ranks):
+    """The loss, and the gradients of the perceptron and of the items, in types of 16 bits."""
+    model.divide(ranks, CPU)
+    x, classes = (
+        lists([5, 6], 90, 1)[ranks.rank] if ranks.world > 1 else map(torch.cat, zip(*lists([5, 6], 90, 1), strict=True))
+    )
+    inputs = Inputs({}, torch.zeros(len(x), 0, 0), torch.zeros(len(x), 0), {}, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(inputs)
+    lost_B = model.losses(outputs, inputs, Targets({}, {}, {}, {"next": classes}))["next"]
+    (lost_B.sum() / 11).backward()
+    of_user = torch.cat([each.grad.reshape(-1) for each in model.user.parameters()])
+    of_items = model.classes.grad if model.class_rows is None else model.class_rows.gradient_KV
+    return lost_B.detach(), of_user, of_items
+
+
+def test_lower_types_are_for_the_perceptron_and_items_have_the_gradients_of_the_whole_softmax():
+    wanted = step_of(next_item("full"), SingleRank())
+    models = [next_item("divided") for _ in range(2)]
+    found = on_ranks(2, lambda ranks: step_of(models[ranks.rank], ranks))[0]
+    close(torch.cat([each[0] for each in found]), wanted[0], 1e-6)
+    close(torch.cat([each[2] for each in found]), wanted[2], 1e-6)
+    summed = sum(each[1] for each in found)
+    assert (summed - wanted[1]).abs().max() < 2**-8 * wanted[1].abs().max()
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad"])

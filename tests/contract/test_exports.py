@@ -14,10 +14,12 @@ from headrace.deadline import Deadline
 from headrace.pserver.config import TableSection
 from headrace.trainer.exports import parquet_files as tables_module
 from headrace.trainer.exports.destination import open_destination
+from headrace.trainer.exports.export_messages import ParentExport
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.exporter_process import ParentExport
 from headrace.trainer.exports.reader import chain_of, open_export, state_at
+from headrace.trainer.exports.scores import Score, Scores
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
+from tests.object_servers import azure, gcs  # noqa: F401
 from tests.s3_server import s3  # noqa: F401
 
 
@@ -28,11 +30,11 @@ def job(tmp_path):
     job.close()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
 def address(request, tmp_path):
     if request.param == "folder":
         return str(tmp_path / "out")
-    return request.getfixturevalue("s3").uri("bucket", uuid.uuid4().hex)
+    return request.getfixturevalue(request.param).uri("bucket", uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -80,6 +82,23 @@ def test_a_base_and_a_delta_replayed_are_the_state(job, address, scratch, tmp_pa
     assert found.tables[TABLE]["by_slot"]["b"] == {"rows": 1, "tombstones": 1}
     assert found.tables[TABLE]["model_rows"] == len(now)
     assert not scratch.exists()
+
+
+def test_an_export_is_pointed_to_only_when_its_score_is_there_and_good(job, address, scratch):
+    """A version without a score fails its gate once the wait is over; another one waits for nothing."""
+    job.set(1, A)
+    gates = {"evaluator": {"auc_min": 0.7, "wait": 0.01}}
+    commits, scores = [job.commit(version) for version in (1, 2, 3)], Scores(job.store)
+    for commit, auc in ((commits[1], 0.69), (commits[2], 0.71)):
+        found = {"tasks": {"ctr": {"auc": auc}}}
+        scores.add(Score(version=commit.version, commit=commit.name, at="", metrics=found), ())
+    answers = [export(job.request(commit, "base", address, gates=gates), scratch) for commit in commits]
+    assert [(each.outcome, each.current) for each in answers] == [("complete", each) for each in (False, False, True)]
+    assert [each.failed_gates for each in answers] == [
+        ("the evaluator has not scored this version within 0.01 s",),
+        ("auc of the evaluator is below 0.7: 0.69 (ctr)",),
+        (),
+    ]
 
 
 @pytest.fixture

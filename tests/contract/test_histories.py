@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import codec
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol import history_messages
 from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions
 from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
 from headrace.pserver.server.commands import DigestRows, Operate, Recall, RestoreCommit, command_from

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import codec
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol import join_messages
 from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from headrace.pserver.protocol.joins import JOIN_TABLE, JoinEvents, PassTimes
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.join_kernels import join_reference, join_width_of
 from headrace.pserver.server.commands import (

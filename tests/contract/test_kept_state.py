@@ -1,7 +1,6 @@
 """A prediction reads the histories and counters that the next pass of the training would give the sample."""
 
 import tomllib
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,23 +11,20 @@ from hypothesis import strategies as st
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
-from headrace.identity import certificates
 from headrace.keys import key_of_reference
 from headrace.pserver.config import ShardProcess, Wire
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.protocol.table_operations import ForgetRow
 from headrace.pserver.protocol.wire import wires_of
-from headrace.pserver.server.commands import DigestRows, Operate, RestoreCommit
-from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.server.commands import DigestRows, Operate
 from headrace.service.spec.job import load_job
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.kept_state import filled_as_of
-from headrace.trainer.replica.feed_address import FeedAddress
 from headrace.trainer.replica.feed_updates import FeedUpdates
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
-from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 from tests.contract import shards_world as w
+from tests.contract.feed_world import fed
 from tests.fakes.ragged import ragged
 from tests.integration.stream_job import LIVING
 from tests.jobs import changed
@@ -139,22 +135,10 @@ def test_histories_and_counters_travel_as_they_are(schema, wire):
     assert found["default"].kind is wire
 
 
-@contextmanager
-def fed(schema, live, generation, restore):
-    """A job with a live feed: its shard, its rank 0, and the address for subscribers."""
-    memories = remembered_of(schema)
-    shards = EmbeddedShards(
-        ShardProcess.alone(history_tables(schema), w.SEED, live=live, generation=generation, histories=memories)
-    )
-    shards.call(RestoreCommit(*restore), w.soon())
-    model = lambda: {"tables": {}}  # noqa: E731
-    content = FeedContent("job", "t1", generation, dict, model, lambda: b"onnx", lambda: None, memories=tuple(memories))
-    rank0, key = ModelFeed(content, shards, embedded=True), certificates.draw_key()
-    try:
-        yield shards, rank0, lambda _: FeedAddress.of_message(rank0.answer({}), key)
-    finally:
-        rank0.shut()
-        shards.close()
+def process_of(schema, live, generation):
+    """The shard of a job with a live feed."""
+    tables, memories = history_tables(schema), remembered_of(schema)
+    return ShardProcess.alone(tables, w.SEED, live=live, generation=generation, histories=memories)
 
 
 class Held:
@@ -212,7 +196,7 @@ def test_a_replica_follows_histories_and_counters_also_after_a_crash(schema, tmp
         assert bits(filled_as_of(asked, schema, held.rows_of(schema))) == now
         return now
 
-    with fed(schema, tmp_path / "live-1", 1, (tmp_path, [], 0)) as (shards, rank0, find):
+    with fed(process_of(schema, tmp_path / "live-1", 1), (tmp_path, [], 0)) as (shards, rank0, find):
         feed = FeedUpdates(find)
         trained(schema, shards, 1, samples_of(schema, drawn[0]))
         await_version(feed, rank0, held, 1)
@@ -223,7 +207,7 @@ def test_a_replica_follows_histories_and_counters_also_after_a_crash(schema, tmp
         second = same(shards)
         feed.close()
     assert first != second
-    with fed(schema, tmp_path / "live-2", 2, (tmp_path / "commit", parts, 1)) as (shards, rank0, find):
+    with fed(process_of(schema, tmp_path / "live-2", 2), (tmp_path / "commit", parts, 1)) as (shards, rank0, find):
         feed = FeedUpdates(find, feed.held)  # it goes on with what it has
         trained(schema, shards, 2, samples_of(schema, drawn[1]))
         trained(schema, shards, 3, samples_of(schema, drawn[2]))

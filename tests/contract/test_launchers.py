@@ -270,6 +270,20 @@ def test_an_older_generation_is_refused(world):
     assert sorted(world.exits) == [("trainer-0", 0), ("trainer-2", 0)]
 
 
+def test_a_reader_that_ended_is_started_again_while_the_trainers_run(world):
+    readers = [world.spec(n, ["say", "up"], ["sleep"], role=WorkerRole.READER) for n in range(2)]
+    _, reader, _ = world.start(world.spec(0, ["say", "up"], ["sleep"]), *readers)
+    world.until_said(("trainer-0", "up"), ("reader-0", "up"), ("reader-1", "up"))
+    assert reader.kill()
+    until(lambda: world.launcher.has_place(readers[0]))
+    again = replace(readers[0], config={**readers[0].config, "do": [["say", "again"], ["exit", 5]]})
+    told = {"on_line": lambda name, text: world.lines.append((name, text)), "on_exit": world.note_exit}
+    world.handles += (handle := world.launcher.start([again], 1, **told))
+    world.until_exits(2)
+    assert world.exits == [("reader-0", -signal.SIGKILL), ("reader-0", 5)]
+    assert handle[0].kill() and handle[0].last_lines() == ["again"]
+
+
 # -- the end
 
 

@@ -27,7 +27,7 @@ OPERATION = st.one_of(
     st.tuples(
         st.just("shrink"), TABLE, st.sampled_from([None, 0.2, 0.6]), st.sampled_from([None, 0, 2]), st.booleans()
     ),
-    st.tuples(st.just("forget"), TABLE, st.integers(0, NUM_SIGNS - 1)),
+    st.tuples(st.sampled_from(["forget", "forget", "clear"]), TABLE, st.integers(0, NUM_SIGNS - 1)),
     st.tuples(st.just("tick"), st.integers(0, 2)),
     st.tuples(st.just("set"), TABLE, st.sampled_from([0.5, 0.97]), st.sampled_from([0.5, 0.125])),
 )

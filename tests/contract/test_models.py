@@ -1,5 +1,6 @@
 """What every model promises, whoever wrote it: see trainer.models.contract."""
 
+import copy
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from torch import nn
 from headrace.errors import SpecError
 from headrace.trainer.config import ModelSection
 from headrace.trainer.dense.shard_slices import in_order
+from headrace.trainer.dense.strategy import dense_strategy
 from headrace.trainer.dense_config import DenseSection, RecomputeSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.module_checks import check_outputs
@@ -19,6 +21,7 @@ from headrace.trainer.models.registry import MODELS, load_model
 from headrace.trainer.models.settings import first_order, some_slot, some_values, two_tasks, vectors_of_one_length
 from headrace.trainer.train.activations import saved_activations
 from tests.fakes.model_settings import MODEL_NAMES, NEEDS_SEQUENCE, fitting
+from tests.fakes.thread_ranks import on_ranks
 
 B, L = 12, 5
 USERS_MODEL = '''
@@ -51,12 +54,12 @@ class Tower(nn.Module):
         logits_BT = self.last(torch.relu(self.first(torch.cat(parts, 1))))
         return {task: logits_BT[:, t] for t, task in enumerate(self.tasks)}
 '''
-NAMES = [*MODEL_NAMES, "mine:Tower"]
+NAMES = [*MODEL_NAMES, "users_tower:Tower"]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.py").write_text(USERS_MODEL)
+    (tmp_path / "users_tower.py").write_text(USERS_MODEL)
     return tmp_path
 
 
@@ -209,6 +212,36 @@ def test_a_model_that_is_recomputed_has_the_same_gradients(build):
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), case
 
 
+def test_a_model_whose_weights_are_divided_over_trainers_learns_and_predicts_the_same(build):
+    shapes = cases(build)
+    shape = shapes.get("a sequence and two tasks") or next(iter(shapes.values()))
+    model = build(shape)
+
+    def learnt(stage):
+        nets = [copy.deepcopy(model) for _ in range(2)]
+
+        def act(ranks):
+            net = nets[ranks.rank]
+            blocks = {} if stage == 1 else {"stage": stage, "bucket_bytes": 64}
+            strategy = dense_strategy(net, DenseSection(strategy="sharded", **blocks), ranks)
+            for step in range(2):
+                strategy.clear()
+                outputs = net(random_inputs(shape, B, 2 * step + ranks.rank)[0])
+                sum(outputs[task].square().mean() for task in shape.tasks).backward()
+                assert strategy.finite()
+                strategy.after_backward(step, 1.0)
+                strategy.wait()
+            with strategy.predicting(), torch.no_grad():
+                predicted = net.eval()(random_inputs(shape, B, 9)[0])
+            kept = {name: value.clone() for name, value in strategy.consolidate().items()}
+            return kept | {task: predicted[task] for task in shape.tasks}
+
+        return on_ranks(2, act)[0][0]
+
+    whole, divided = learnt(1), learnt(3)
+    assert all(torch.equal(value, divided[name]) for name, value in whole.items())
+
+
 def test_first_order_weights_are_heard_where_a_table_has_them(build):
     for case, shape in cases(build).items():
         inputs, leaves = random_inputs(shape)
@@ -238,7 +271,10 @@ def test_a_model_that_says_so_uses_parameters_only_in_calls_of_the_modules_that_
         assert all(torch.equal(found[task], wanted[task]) for task in shape.tasks), case
 
 
-@pytest.mark.parametrize("name", ["deep_crossing", "dcn", "din", "sasrec", "mmoe", "esmm", "finalmlp", "two_tower"])
+@pytest.mark.parametrize(
+    "name",
+    ["wide_deep", "deepfm", "dlrm", "deep_crossing", "dcn", "din", "sasrec", "mmoe", "esmm", "finalmlp", "two_tower"],
+)
 def test_these_models_say_so(name, tmp_path):
     shape = SHAPES["a sequence and two tasks"]
     assert in_order(load_model(ModelSection(name=name, settings=fitting(name, shape)), shape, tmp_path))

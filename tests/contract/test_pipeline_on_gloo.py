@@ -12,6 +12,8 @@ from tests.fakes.rendezvous import RendezvousHere
 pytestmark = pytest.mark.long
 
 TOLERANCE = 1e-6
+TOLERANCES = {"bfloat16": 2**-7, "float16": 2**-10, "off": TOLERANCE}
+"""By types of operations: the whole model sums its first layer over parts of its input, each rounded for itself."""
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +39,18 @@ def said(tmp_path_factory):
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_stages_compute_what_the_whole_model_computes(said, world, name):
     ranks = [said[rank][str(world)][name] for rank in range(world)]
-    assert all(worst <= TOLERANCE for each in ranks for worst in each["worst"].values()), ranks
-    assert ranks[0]["names"] and ranks[0]["commit"] <= TOLERANCE
+    most = TOLERANCES[SETTINGS[name].amp]
+    assert all(worst <= most for each in ranks for worst in each["worst"].values()), ranks
+    assert ranks[0]["names"] and ranks[0]["commit"] <= (TOLERANCE if most == TOLERANCE else 0.02)  # four steps of Adam
     assert len({each["digest"] for each in ranks}) == 1
 
 
 def test_no_bit_depends_on_ranks_or_schedule(said):
     by_setting = {name: {said[0][str(world)][name]["digest"] for world in (1, 2, 3, 4)} for name in SETTINGS}
     assert all(len(digests) == 1 for digests in by_setting.values())
-    assert by_setting["gpipe"] == by_setting["1f1b"] != by_setting["one"]
+    assert by_setting["gpipe"] == by_setting["1f1b"] == by_setting["recompute"] == by_setting["one block"]
+    assert by_setting["amp"] == by_setting["amp, recompute"]
+    assert len({digest for digests in by_setting.values() for digest in digests}) == 4
     assert len({each[str(world)]["one"]["fresh"] for world in (2, 3, 4) for each in said[:world]}) == 1
 
 

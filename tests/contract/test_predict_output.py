@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.codec import plain
 from headrace.dataset.stream.errors import BadEvent
+from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.pserver.commit.commit_files import PartObjects
 from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import read_commit
 from headrace.trainer.predict.output_files import PredictionOutput
-from headrace.trainer.predict.worker import run
+from headrace.trainer.predict.worker import opened, run
 from tests.contract.predict_world import ARROW, SPEC, content, make_world, rows_of
+from tests.faults.test_statistics_killed import KNOWING
 from tests.integration.stream_job import write_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -112,6 +118,34 @@ def test_nothing_of_the_commit_changes(world, tmp_path):
     before = content(world.commit)
     world.predict(tmp_path / "out")
     assert content(world.commit) == before
+
+
+def test_a_worker_that_sees_no_folder_of_commits_fetches_the_one_of_its_launcher(world, alone, tmp_path):
+    request, commit, objects = (
+        world.request(tmp_path / "out", **HANDED),
+        read_commit(world.commit),
+        tmp_path / "objects",
+    )
+    uploaded = PartObjects(str(objects), 1).upload(commit.folder, commit.files, {}, Deadline.after(30))
+    shards = [{**plain(part), "objects": uploaded} for part in commit.shards]
+    manifest = {**plain(commit.manifest), "shards": shards, "objects": uploaded, "objects_at": str(objects)}
+    told = {"commit": tmp_path / "on-the-head-alone", "uploaded": {"commit": commit.name, "manifest": manifest}}
+    plan = world.plan(request)
+    run(world.worker(request, 0, ()).model_copy(update=told))
+    world.complete(request, plan)
+    assert content(tmp_path / "out") == content(alone)
+
+
+def test_rows_of_statistics_are_open_in_the_folder_that_is_removed_after_a_kill(tmp_path):
+    knowing = make_world(tmp_path, KNOWING, num_lines=60)
+    config = knowing.worker(request := knowing.request(tmp_path / "out"), 0, ())
+    plan = knowing.plan(request)
+    with ExitStack() as held:
+        parts = held.enter_context(opened(config))
+        parts.loader.submit(0, [plan.segments[0]])
+        assert next(iter(parts.loader.batches(0))).batches
+        assert {path.name for path in config.live.parent.iterdir()} == {"live", "plan.json"}
+        assert [*(config.live / "statistics").iterdir()], "while it runs"
 
 
 def test_labels_may_be_absent_and_are_then_null_and_not_measured(world, tmp_path):

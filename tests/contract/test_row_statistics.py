@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.histories import HistoryQuestions
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.rows.statistic_kernels import accumulate, accumulate_reference
-from headrace.pserver.server.commands import Operate, RestoreCommit
+from headrace.pserver.server.commands import DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w
 
 GROUP, ASKED, DECAY = 1, {"statistics-x": "default"}, 0.5
@@ -110,6 +111,26 @@ def test_answers_are_those_of_one_trainer_with_any_numbers(passes):
     for shards, ranks in ((2, 2), (3, 3), (w.Narrow(1), 2)):
         with world_of(shards, ranks) as world:
             assert run(world, passes) == plain(passes), (shards, ranks)
+
+
+@pytest.mark.parametrize("mode", ["async", "geo"])
+@settings(max_examples=3, deadline=None)
+@given(PASSES)
+def test_answers_are_the_same_where_no_rank_waits_for_the_steps_of_another(mode, passes):
+    """A rank takes no step before it has its answers, which come once all ranks have asked."""
+    for shards, ranks in ((2, 1), (2, 3)):
+        with world_of(shards, ranks, mode=mode) as world:
+            assert run(world, passes) == plain(passes), (shards, ranks)
+
+
+@settings(max_examples=3, deadline=None)
+@given(PASSES)
+def test_one_trainer_has_the_rows_of_sync_in_async(passes):
+    def digest(mode):
+        with world_of(2, mode=mode) as world:
+            return run(world, passes), world.one.call(DigestRows(), w.soon())
+
+    assert digest("async") == digest("sync")
 
 
 ONE_EVENT = [([[(1, (2.0, 1.0))], [(2, (3.0, 0.0))]], 0)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from headrace.trainer.collectives.ranks import SingleRank
-from headrace.trainer.dense.sharded import HASHED_FLOATS
+from headrace.trainer.dense.block_layout import HASHED_FLOATS
 from headrace.trainer.dense_config import group_size
 from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from tests.contract.test_dense_strategy import STEPS, assert_close, job, model, train, trained, weights

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Sgd, TableSection, Wire
+from headrace.pserver.config import TableSection, Wire
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.wire import TableWire, rounded
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.rows.digest import add
 from headrace.pserver.server.commands import CountRows, DigestRows, Explain
 from headrace.pserver.server.shard_server import ShardServer

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.commit.change_files import read_changes
-from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.server.commands import (
     AdvanceCommit,

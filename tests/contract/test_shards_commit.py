@@ -10,9 +10,10 @@ import pytest
 from headrace.codec import plain, typed
 from headrace.pserver.commit import shard_commits
 from headrace.pserver.commit.change_files import read_changes
-from headrace.pserver.config import Adam, Ftrl, Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
 from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.row_optimizers import Adam, Ftrl, Sgd
 from headrace.pserver.server.commands import (
     CountRows,
     DigestRows,

@@ -1,10 +1,19 @@
-"""Tables that admit, extend, age and shrink give the same bits on any number of shards and ranks."""
+"""Tables that admit, extend, age, shrink, freeze and clear give the same bits on any number of shards and ranks."""
 
 import pytest
 
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Adagrad, SlotLife, TableSection
-from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
+from headrace.pserver.config import SlotLife, TableSection
+from headrace.pserver.protocol.table_operations import (
+    AdvanceDay,
+    ClearSlot,
+    ForgetRow,
+    FreezeSlot,
+    SetTables,
+    ShrinkRows,
+    UnfreezeSlot,
+)
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.server.commands import CountRows, DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, some_batches
@@ -21,11 +30,14 @@ TABLES = {
     "other": TableSection(dim=3, decay=0.7, delete_below=0.5, extend_at=1.5, slots={"rare": SlotLife(decay=0.1)}),
 }
 
+CHANGES = {2: [FreezeSlot], 4: [UnfreezeSlot, ClearSlot]}
+"""By pass, changes of the slot that all keys are of."""
 
-def live(world, num_passes, steps=3):
-    """Passes with operations between them; what every close and digest said."""
+
+def live(world, num_passes, steps=3, changes=CHANGES, settings=None, after=0):
+    """Passes with operations between them; what every close and digest said. `settings`: set in pass 3."""
     said = []
-    for number in range(1, num_passes + 1):
+    for number in range(after + 1, num_passes + 1):
 
         def train(rank, shards, number=number):
             batches = some_batches(rank, steps, seed=number)
@@ -36,6 +48,8 @@ def live(world, num_passes, steps=3):
         operations = [ShrinkRows(table="other", at_once=number % 2 == 0), AdvanceDay(to=number)]
         key = some_batches(0, 1, seed=number)[0]["default"]
         operations.append(ForgetRow(table="default", group=1, key=int(key.keys_U[0])))
+        operations += [change(slot="a", table="default", group=1) for change in changes.get(number, ())]
+        operations += [settings] if settings is not None and number == 3 else []
         world.one.call(Operate(number, operations), w.soon())
         said.append(([each for each, _ in read], world.one.call(DigestRows(), w.soon())))
     return said
@@ -76,3 +90,24 @@ def test_a_commit_of_living_tables_is_restored_onto_another_number_of_shards(kin
     with w.job(kind, tables=tables_of(8 << 20), live=tmp_path / "second") as world:
         world.one.call(RestoreCommit(tmp_path / "commit", parts, 3), w.soon())
         assert world.one.call(DigestRows(), w.soon()) == expected[2][1]
+        counted = world.one.call(CountRows(), w.soon()).tables
+        assert {name: stats.frozen_groups for name, stats in counted.items()} == {"default": (1,), "other": ()}
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=IDS[1:])
+def test_weight_decay_that_is_set_goes_on_alike_on_another_number_of_shards(kind, tmp_path):
+    weak, strong = (
+        {name: each.model_copy(update={"weight_decay": decay}) for name, each in tables_of(None).items()}
+        for decay in (0.25, 0.5)
+    )
+    settings = SetTables(tables={name: each.model_dump(mode="json") for name, each in strong.items()})
+    with w.job(0, tables=weak) as world:
+        expected = live(world, 6, settings=settings)
+    with w.job(2, tables=weak, live=tmp_path / "first") as world:
+        world.one.call(RestoreCommit(tmp_path, [], 0), w.soon())
+        assert live(world, 4, settings=settings) == expected[:4]
+        parts = w.commit(world.one, tmp_path / "commit", 4)
+    with w.job(kind, tables=weak, live=tmp_path / "second") as world:
+        world.one.call(RestoreCommit(tmp_path / "commit", parts, 4), w.soon())
+        world.one.call(Operate(4, [settings]), w.soon())
+        assert live(world, 6, after=4) == expected[4:]

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.trainer.status.time_spent import StepClock
 from headrace.trainer.train.exchanges import Exchanges

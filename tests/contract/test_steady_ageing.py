@@ -44,7 +44,7 @@ class Job:
     def close(self, day):
         self.version += 1
         closing = ClosingPass(
-            version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0,
+            version=self.version, day=day, event_time_s=None, pass_times_s=None, wall_s=0.0,
             stats=self.shards.call(CountRows(), w.soon()).tables, positions={}, metrics={}, num_samples=1, ended=False,
             days=[day], signals=["slot.item"],
         )  # fmt: skip

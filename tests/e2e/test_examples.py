@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.service.server.demo import clear_root
@@ -59,10 +60,10 @@ def first_lines(path, count, to):
     return to
 
 
-def generator(example):
-    """The module of an example's generator."""
-    path = EXAMPLES / example / "generator.py"
-    spec = importlib.util.spec_from_file_location(f"{example}_generator", path)
+def generator(example, name="generator"):
+    """The module of an example's generator, or another one of its modules."""
+    path = EXAMPLES / example / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{example}_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -73,6 +74,7 @@ SPECS = [
     "criteo/job.toml",
     "clicks/job.toml",
     *(f"clicks_later/{name}.toml" for name in ("job", "labelled")),
+    "words/job.toml",
 ]
 
 
@@ -82,7 +84,7 @@ def test_the_spec_of_every_example_is_right(spec):
 
 
 def test_every_example_has_a_readme_of_a_screen():
-    for example in ("news", "criteo", "clicks", "clicks_later"):
+    for example in ("news", "criteo", "clicks", "clicks_later", "words"):
         lines = (EXAMPLES / example / "README.md").read_text().splitlines()
         assert 10 < len(lines) <= 60, f"{example}: {len(lines)} lines"
 
@@ -129,6 +131,14 @@ def test_an_impression_without_a_field_is_an_error_that_names_it(news):
 def test_a_field_that_is_no_sign_is_an_error(news, wrong):
     with pytest.raises(ValueError, match="is not a sign|not all are signs"):
         columns(news(), json.dumps(IMPRESSION | {"postcode": wrong}).encode())
+
+
+def test_each_word_of_a_sentence_is_paired_with_those_two_places_away():
+    found = columns(generator("words").Pairs(), b"5 6 7 8", b"", b"9 5")
+    pairs = set(zip(found["event"], found["word"], found["near"], strict=True))
+    near = {(6, 7), (6, 8), (7, 8), (7, 9), (8, 9)}  # signs are one more than words
+    assert pairs == {(0, *each) for each in near | {(b, a) for a, b in near}} | {(2, 10, 6), (2, 6, 10)}
+    assert len(found["event"]) == 12 and found["event"] == sorted(found["event"])
 
 
 def test_missing_integers_are_zero_and_have_a_sign_of_their_own():
@@ -245,6 +255,27 @@ def test_criteo_learns_from_its_first_events(tmp_path):
     report = report_of(EXAMPLES / "criteo" / "job.toml", tmp_path / "store", paths("lines", part))
     assert (report["events"], report["rejected"]) == (5_000, {})
     assert report["halves"]["last"]["ctr"]["auc"] > 0.64
+
+
+@pytest.mark.long
+def test_words_of_one_topic_get_vectors_that_point_the_same_way(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    words = generator("words", "corpus")
+    words.write(corpus, 4_000, 500)
+    report = report_of(
+        EXAMPLES / "words" / "job.toml", tmp_path / "store", paths("sentences", corpus), "train.threads=1"
+    )
+    assert (report["events"], report["samples"], report["rejected"]) == (4_000, 296_000, {})
+    (export,) = (tmp_path / "store").glob("exports/**/*-base")
+    assert (export / "dense.onnx").exists(), "the model is served, too, though it has no dense parameters"
+    rows = pq.read_table(export / "rows-default-0.parquet", filters=[("slot", "=", "word")])
+    word_V = np.array(rows["sign"].to_pylist()) - 1
+    vectors_VD = np.array(rows["vector"].to_pylist())
+    vectors_VD /= np.linalg.norm(vectors_VD, axis=1, keepdims=True)
+    cosine_VV = vectors_VD @ vectors_VD.T
+    np.fill_diagonal(cosine_VV, -2)
+    nearest_V = word_V[cosine_VV.argmax(1)]
+    assert np.mean(nearest_V % words.TOPICS == word_V % words.TOPICS) > 0.8
 
 
 @pytest.mark.data

@@ -125,6 +125,13 @@ def test_one_trainer_ends_with_the_same_bits_on_two_shards(stream, embedded):
     assert stream.run(1, 2, "one-two")["digest"] == embedded["digest"]
 
 
+def test_readers_of_the_topic_give_the_same_model_and_lag(stream, embedded):
+    read = stream.run(1, 0, "read", "cluster.readers=2", "pipe.processes=2")
+    assert read["digest"] == embedded["digest"]
+    assert read["metrics"] == embedded["metrics"]
+    assert stream.offsets("read") == stream.ends
+
+
 def test_two_trainers_on_two_shards_share_the_topic(stream):
     stream.run(2, 2, "two-two")
     assert stream.offsets("two-two") == stream.ends

@@ -32,7 +32,7 @@ label = "click"
 [tables.default]
 dim = 4
 admission = [{ kind = "clicked", clicks = 1 }]
-optimizer = { kind = "momentum", decay = 0.5 }
+optimizer = { kind = "heavy_ball", decay = 0.5 }
 first_order_optimizer = { lr = 0.01 }
 [model]
 name = "scaled"
@@ -104,7 +104,7 @@ def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
 def test_its_settings_are_in_the_schema(world):
     schema = json.loads(headrace(world, "spec", "schema").stdout)
     assert schema["$defs"]["RampSource"]["properties"]["events"]["description"] == "Number of events."
-    assert schema["$defs"]["Momentum"]["properties"]["decay"]["default"] == 0.9
+    assert schema["$defs"]["HeavyBall"]["properties"]["decay"]["default"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.exporter_process import ExportRequest, ParentExport
+from headrace.trainer.exports.export_messages import ExportRequest, ParentExport
 from tests.fakes.manifests import manifest_of
 
 GROUPS = {"a": 0, "b": 1, "c": 7}

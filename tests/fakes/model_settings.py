@@ -1,11 +1,11 @@
-"""Headrace's models of tasks with logits, and settings of any model that fit a shape."""
+"""Headrace's models of tasks with logits that read any slots, and settings of any model that fit a shape."""
 
 from typing import Any
 
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import MODELS
 
-MODEL_NAMES = [name for name in MODELS.own if not MODELS.load(name).of_classes]
+MODEL_NAMES = [name for name in MODELS.own if name != "skip_gram" and not MODELS.load(name).of_classes]
 NEEDS_SEQUENCE = tuple(name for name in MODEL_NAMES if "sequence" in MODELS.load(name).model_fields)
 
 

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,11 +66,11 @@ class Past:
         ranks = tuple(Segment(name, n, begin, end) for n, (name, (begin, end)) in enumerate(ranges.items()))
         self.log.append(PassPlan(number, (ranks,)))
 
-    def close(self, number: int, **ranges: tuple[int, int]) -> None:
-        """Plan and close a pass."""
+    def close(self, number: int, facts: Mapping[str, Any] | None = None, **ranges: tuple[int, int]) -> None:
+        """Plan and close a pass. `facts`: further ones of the close."""
         self.plan(number, **ranges)
         events = sum(end - begin for begin, end in ranges.values())
-        self.log.append(close(number, events=events, samples=events, digests=DIGESTS))
+        self.log.append(close(number, events=events, samples=events, digests=DIGESTS, **(facts or {})))
         self.positions |= {name: end for name, (_, end) in ranges.items()}
 
     def commit(self, version: int, rows: int = 100) -> str:

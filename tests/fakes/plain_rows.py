@@ -11,6 +11,7 @@ from headrace.pserver.rows.initial_values import DRAWS, initial_vector_reference
 from headrace.pserver.rows.kernels import clip_rows_reference
 from headrace.pserver.rows.row_settings import extends, optimizer_of
 from headrace.pserver.rows.slot_classes import classes_of
+from headrace.pserver.rows.weight_decay import decay_reference
 
 F = np.float32
 
@@ -25,15 +26,30 @@ class PlainRow:
     delta: np.float32 = F(0)
     seen: int = 0
     changed: int = 0
+    owed: int = 0
+    """Passes of weight decay."""
 
 
 class PlainTable:
     def __init__(self, section, groups, table_seed):
         self.section, self.groups, self.seed = section, groups, int(table_seed)
-        self.rows, self.day, self.touched = {}, 0, set()
+        self.rows, self.day, self.touched, self.frozen = {}, 0, set(), set()
+        self.version = 0
 
     def set(self, section):
+        if section.weight_decay != self.section.weight_decay:
+            self.forgive(self.rows.values())
         self.section = section
+
+    def reach(self, version):
+        """Passes go by."""
+        for row in self.rows.values():
+            row.owed += version - self.version
+        self.version = version
+
+    def forgive(self, rows):
+        for row in rows:
+            row.owed = 0
 
     def own(self, group):
         return classes_of(self.section, self.groups).section_of(group)
@@ -75,15 +91,17 @@ class PlainTable:
         optimizer, before_W = optimizer_of(own), row.floats_W.copy()
         if own.clip_norm is not None:
             grad_D = clip_rows_reference(grad_D[None], own.clip_norm)[0]
-        optimizer.kernels.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
+        if group not in self.frozen:
+            decay_reference(row.floats_W, row.owed, self.num_weights, F(1 - self.section.weight_decay))
+            optimizer.kernels.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
         if not row.whole:
             absent_W = optimizer_of(self.section).parts_W != 0
             row.floats_W[absent_W] = before_W[absent_W]
         row.show, row.click = row.show + F(show), row.click + F(click)
         row.delta += F(F(show) - F(click)) * F(own.nonclk_coeff) + F(click) * F(own.click_coeff)
-        row.changed = version
+        row.changed, row.owed = version, 0
         self.touched.add(key)
-        if not row.whole and self.score(row) >= F(own.extend_at):
+        if not row.whole and group not in self.frozen and self.score(row) >= F(own.extend_at):
             row.whole = True
             row.floats_W = np.where(optimizer_of(self.section).parts_W == 0, row.floats_W, self.start(key, group))
 
@@ -109,6 +127,17 @@ class PlainTable:
             low, late = (below, after) if (below, after) != (None, None) else (own.delete_below, own.delete_after_days)
             if (low is not None and self.score(row) < F(low)) or (late is not None and self.day - row.seen > late):
                 del self.rows[key]
+
+    def freeze(self, group):
+        self.frozen.add(group)
+
+    def unfreeze(self, group):
+        if group in self.frozen:
+            self.forgive(row for row in self.rows.values() if row.group == group)
+        self.frozen.discard(group)
+
+    def clear(self, group):
+        self.rows = {key: row for key, row in self.rows.items() if row.group != group}
 
     def forget(self, key):
         self.rows.pop(key, None)

@@ -4,12 +4,14 @@ from collections.abc import Callable, Collection
 
 import pytest
 
+from headrace.dataset.spec.config import SourceSection
+from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Source
 from headrace.deadline import Deadline
 from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.trainer.rank0.planner import MemoryPlanJournal, PassRules, Planner, StreamEnded
 
 
 class StreamSide:
@@ -25,10 +27,7 @@ class StreamSide:
         """A planner that knows what the log says."""
         return Planner(
             self.open_source(self.known),
-            self.passes,
-            1,
-            None,
-            self.on_gap,
+            PassRules(self.passes, 1, sources=SourceSet.of(SourceSection(on_gap=self.on_gap))),
             journal=self.journal,
             known=self.known,
             skips=self.skips,

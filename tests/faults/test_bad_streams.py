@@ -201,6 +201,57 @@ def test_batches_without_a_finite_loss_are_skipped_where_the_spec_says_so(odd):
     assert ended.report["samples"] == NUM_LINES
 
 
+ODD_TOWER = """
+import torch
+from torch import nn
+from headrace.trainer.models.contract import DeepTower
+
+class OddTower(nn.Module):
+    parameters_in_calls = True
+
+    def __init__(self, shape, settings):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(shape.dense_size, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.top = nn.Linear(8, 1)
+
+    def enter(self, inputs):
+        overflow = torch.exp((inputs.dense_BC[:, :1] > 9).float() * 1000) - 1
+        return inputs.dense_BC * (1 + overflow), inputs.dense_BC.new_zeros(inputs.num_samples, 1)
+
+    def tower(self):
+        return DeepTower(self.enter, self.net[0].in_features, list(self.net), self.top)
+
+    def forward(self, inputs):
+        x, beside = self.enter(inputs)
+        return {"ctr": (self.top(self.net(x)) + beside).squeeze(1)}
+"""
+DIVIDED = {
+    "pipeline": (
+        (2, "dense={strategy='pipeline',accumulate=2,pipeline={micro_batches=3,stages=1}}"),
+        (4, "dense={strategy='pipeline',accumulate=2,pipeline={micro_batches=3,stages=2}}"),
+    ),
+    "sharded": tuple((2, f"dense={{strategy='sharded',stage={stage},bucket_bytes=256}}") for stage in (2, 3)),
+}
+"""Numbers of trainers and strategies with equal bits."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", DIVIDED)
+def test_all_that_divide_a_model_skip_a_step_that_one_of_them_finds_bad(odd, strategy):
+    (odd.parent / "odd_model.py").write_text(ODD_TOWER)
+    settings = "train.on_nonfinite=skip_batch", 'model.class="odd_model:OddTower"', 'train.matmul="mkl"'
+    ends = set()
+    for number, (trainers, dense) in enumerate(DIVIDED[strategy]):
+        cluster = f"cluster={{trainers={trainers},shards=1}}"
+        ended = headrace(odd, *settings, "train.threads=1", dense, cluster, store=f"store-{number}")
+        assert ended.code == 0, ended.output
+        assert ended.report["samples"] == NUM_LINES
+        ends.add((ended.report["digest"], ended.report["skipped_steps"]))
+    ((_, num_skipped),) = ends
+    assert num_skipped == {"pipeline": 1, "sharded": 2}[strategy], "both are in one step of two merged batches"
+
+
 @pytest.mark.slow
 def test_a_model_that_does_not_exist_is_bad_configuration(odd):
     ended = headrace(odd, 'model.class="odd_model:Od"')

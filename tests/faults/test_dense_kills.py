@@ -14,20 +14,25 @@ from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
 from tests.integration.stream_job import write_job
 from tests.integration.test_model_zoo_jobs import write_next
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NUM_DEATHS, SEED = 10, 17
 STRATEGIES = {
     "local_sgd": "dense={strategy='local_sgd', k_steps=3, begin=20, adaptive=true}",
     "sharded": "dense={strategy='sharded', clip_norm=0.5}",
+    "sharded_gradients": "dense={strategy='sharded', stage=2, bucket_bytes=256, clip_norm=0.5}",
+    "sharded_weights": "dense={strategy='sharded', stage=3, bucket_bytes=256, clip_norm=0.5}",
     "dgc": "dense={compression='dgc', dgc={sparsity=0.95, warmup_steps=20}, optimizer={kind='sgd', momentum=0.9}}",
     "powersgd": "dense={compression='powersgd', powersgd={rank=1}}",
     "hierarchy": "dense={compression='powersgd', powersgd={rank=1}, hierarchy={group=2}}",
     "pipeline": "dense={strategy='pipeline', clip_norm=0.5}",
+    "pipelines": "dense={strategy='pipeline', accumulate=2, pipeline={stages=2}, clip_norm=0.5}",
     "groups": "dense={hierarchy={group=2}, compression='fp16'}",
     "recompute": "dense={recompute={blocks='all'}, optimizer={kind='adagrad'}}",
     "bfloat16": "train.amp='bfloat16'",
 }
 """An average, or its flush at a close, is in the middle of each pass of five steps."""
-TRAINERS = {"hierarchy": 4, "groups": 4}
+TRAINERS = {"hierarchy": 4, "groups": 4, "pipelines": 4}
 """Where it is not 2: two groups of two, so that there are sums within a group and sums between groups."""
 
 
@@ -84,4 +89,5 @@ def test_ten_deaths_change_nothing(tmp_path, strategy):
 @pytest.mark.timeout(480)
 def test_ten_deaths_change_nothing_where_items_are_divided_over_three_trainers(tmp_path):
     write_next(tmp_path, num_lines=800)
-    assert_deaths_change_nothing(tmp_path, ("pipe.max_bad_fraction=0.05",), 3, ten_deaths(3))
+    merged = "pipe.max_bad_fraction=0.05", "dense.accumulate=2", "train.batch_size=8"
+    assert_deaths_change_nothing(tmp_path, merged, 3, ten_deaths(3))

@@ -10,6 +10,8 @@ from tests.faults.test_kills import report, said_by
 from tests.integration.epoch_job import write_epoch_job
 from tests.integration.stream_job import headrace
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HISTORY, LATER, PASS = 300, 100, 60
 DEATHS = [AtFailpoint(RANK_0, Failpoint.PLAN_LOGGED, 8)]
 """In the second epoch, which is passes 6 to 10."""

@@ -18,8 +18,8 @@ from headrace.retry import Backoff
 from headrace.trainer.checkpoint import commits as commits_module
 from headrace.trainer.checkpoint import committer as rank0_commit
 from headrace.trainer.checkpoint.commit_store import CommitStore
-from headrace.trainer.checkpoint.commits import Commits, problems_of
-from headrace.trainer.checkpoint.committer import CommitHooks, Committer, ManifestFacts
+from headrace.trainer.checkpoint.commits import Commits, ManifestFacts, problems_of
+from headrace.trainer.checkpoint.committer import CommitHooks, CommitSteps, Committer
 from headrace.trainer.config import CommitSection
 from headrace.trainer.journal import log as log_module
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
@@ -55,7 +55,8 @@ class RankZero:
             lambda dense: SavedState(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}), lambda positions: None
         )
         section, facts = CommitSection(every=EVERY_S, keep=1), ManifestFacts("news", "t1", 1, 1, {})
-        self.committer = Committer(CommitStore(store), section, facts, self.log, self.shards, hooks, None)
+        steps = CommitSteps(CommitStore(store), section, facts, self.log, self.shards, hooks, None)
+        self.committer = Committer(steps)
 
     def train(self):
         self.version += 1

@@ -13,6 +13,7 @@ from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint
 from headrace.keys import key_of_reference
 from headrace.pserver.config import ShardProcess
+from headrace.pserver.consistency.policy import FEATURES
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.history_kernels import unpacked
 from headrace.pserver.server.commands import RestoreCommit
@@ -25,6 +26,8 @@ from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import SPEC, write_job
 from tests.integration.test_resizing import resized, worlds
 from tests.jobs import changed
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 HISTORIES = """
 [[slots]]
@@ -55,6 +58,18 @@ WITH_HISTORIES = (
     .replace('gauc_by = "group"\n', "")
 )
 """The job of tests.integration.stream_job, whose last slot is sparse here, and the key of a history."""
+ON_SHARDS = "dense.strategy=shards"
+SGD = "{kind='sgd', lr=0.1}"
+ON_COPIES = (
+    "train={mode='geo', k_steps=3, threads=1}",
+    f"dense={{strategy='shards', optimizer={SGD}}}",
+    f"tables.default.optimizer={SGD}",
+)
+MODES = [
+    pytest.param((), id="sync"),
+    pytest.param(("train.mode=async", ON_SHARDS), id="async"),
+    pytest.param(ON_COPIES, id="geo", marks=pytest.mark.slow),
+]
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
     AtFailpoint(RANK_0, Failpoint.CLOSED, 2),
@@ -146,12 +161,15 @@ def counted_by_hand(folder):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
+@pytest.mark.parametrize("mode", MODES)
+def test_histories_are_those_of_one_undisturbed_trainer(tmp_path, mode):
     write_job(tmp_path, num_lines=200, spec=WITH_HISTORIES)
     calm = job_at(tmp_path, "calm", "exports={serving={}}")
-    killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1")
+    killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1", *mode)
     one, _ = ended(calm)
-    three, _ = ended(killed, DEATHS)
+    three, deaths = ended(killed, DEATHS)
+    names = {name for body in deaths.closes.values() for name in body["digests"]}
+    assert names == ({FEATURES} if mode else {"dense", "metrics", "pushes"})
     assert one["samples"] == three["samples"]
     found, again = remembered(calm, tmp_path / "live-1"), remembered(killed, tmp_path / "live-3")
     for table, rows_UD in found.items():
@@ -159,6 +177,14 @@ def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
     assert exported(calm) == dict(enumerate(clicked(calm, tmp_path / "live-2")))
     assert counted(calm) == counted_by_hand(tmp_path)
     assert one["slots"]["clicked"] == three["slots"]["clicked"] and one["slots"]["clicked"]["mean_count"] > 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_one_trainer_in_async_has_the_bits_of_sync(tmp_path):
+    write_job(tmp_path, num_lines=100, spec=WITH_HISTORIES)
+    sync, other = (job_at(tmp_path, mode, ON_SHARDS, f"train.mode={mode}") for mode in ("sync", "async"))
+    assert ended(sync)[0]["digest"] == ended(other)[0]["digest"]
 
 
 @pytest.mark.slow

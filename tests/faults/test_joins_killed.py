@@ -27,6 +27,9 @@ from headrace.trainer.journal.records import PassClose
 from headrace.trainer.rank0.parts import describe_key
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.e2e.test_examples import headrace
+from tests.faults.test_histories_killed import MODES, ON_SHARDS
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 WINDOW_S, PASS, YEAR_2099 = 60, 80, 4_070_908_800
 NUM_SIGNS = 30
@@ -255,13 +258,22 @@ def test_late_labels_are_learnt_as_an_offline_join_has_them(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_any_number_of_trainers_learns_the_samples_of_an_offline_join(tmp_path):
+@pytest.mark.parametrize("mode", MODES)
+def test_any_number_of_trainers_learns_the_samples_of_an_offline_join(tmp_path, mode):
     joined, late = write_jobs(tmp_path, 200)
     one = job_at(tmp_path / "job.toml", "one")
-    three = job_at(tmp_path / "job.toml", "three", "cluster={trainers=3, shards=2}")
-    for job in (one, three):
-        assert ended(job)["left_out"]["click after the window"] == late > 0
+    three = job_at(tmp_path / "job.toml", "three", "cluster={trainers=3, shards=2}", *mode)
+    for job, deaths in (one, ()), (three, DEATHS if mode else ()):
+        assert ended(job, deaths)["left_out"]["click after the window"] == late > 0
     assert counts_of(one) == counts_of(three) == counts_by_hand(joined) != {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_one_trainer_in_async_has_the_bits_of_sync(tmp_path):
+    write_jobs(tmp_path, 100)
+    sync, other = (job_at(tmp_path / "job.toml", mode, ON_SHARDS, f"train.mode={mode}") for mode in ("sync", "async"))
+    assert ended(sync)["digest"] == ended(other)["digest"]
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from headrace.trainer.rank0.parts import describe_key
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import write_job
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "halves", "digest", "passes")
 KEEP = 2
 HITS = {Failpoint.LOG_WRITTEN: 3, Failpoint.LOG_SYNCED: 4, Failpoint.PLAN_LOGGED: 2, Failpoint.PARTLY_PUSHED: 2}
@@ -116,7 +118,7 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
 
 SCHEDULED = (
     "dense.schedule={kind='warmup_cosine', warmup=200, total=1000, final=0.1}",
-    "tables.default={dim=4, init='normal', clip_norm=0.01}",
+    "tables.default={dim=4, init='normal', clip_norm=0.01, schedule={kind='inverse_sqrt', warmup=100}}",
     "model.settings={hidden=[8], dropout=0.2}",
 )
 OPTIMIZERS = {

@@ -10,6 +10,8 @@ from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_living_job
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SETTINGS = [
     "commit={every='600s', every_passes=3, keep=2}", "passes.max_events=32", "train.threads=1", "train.batch_size=16",
     "exports.serving.delta='12h'", "exports.thin.delta='48h'",

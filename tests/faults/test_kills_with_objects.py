@@ -10,6 +10,8 @@ from random import Random
 
 import pytest
 
+from headrace.blob.blob_store import open_blobs
+from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint
@@ -24,7 +26,10 @@ from headrace.trainer.journal.log_file import listed, newest_generation, read_fi
 from headrace.trainer.journal.records import Claim, PassClose
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_job
+from tests.object_servers import azure, gcs  # noqa: F401
 from tests.s3_server import proxy, s3  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 FEATURES = JobFeatures(mirrored=True, uploaded=True)
 OF_DISK = ("log", "commits", "holds", "dead_letters")
@@ -169,13 +174,18 @@ def test_ten_deaths_with_their_disks_change_nothing(tmp_path, s3, proxy, trainer
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("mode", "where"), [("async", "folder"), ("sync", "folder"), ("sync", "gcs"), ("sync", "azure")]
+)
+def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, request, mode, where):
     """With `async` on a new timeline from the newest commit, with `sync` on the same with the same bits."""
     write_job(tmp_path, num_lines=200)
     closes, expected = undisturbed(tmp_path, 1, 0)
-    said, mirror = [], tmp_path / "mirror"
-    job = job_at(tmp_path, "lost", 1, 0, *objects(str(mirror), f"store.log_mirror='{mode}'"))
+    said, mirror = [], str(tmp_path / "mirror")
+    if where != "folder":
+        mirror = request.getfixturevalue(where).uri("bucket", f"lost-{mode}")
+    job = job_at(tmp_path, "lost", 1, 0, *objects(mirror, f"store.log_mirror='{mode}'"))
     planned = [AtFailpoint(RANK_0, Failpoint.CLOSED, 8)]
     dying = WipedDeaths(job.store, iter(planned), restored=mode == "sync")
     outcome = run(job, dying, said_by(said))
@@ -191,7 +201,8 @@ def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
     else:
         assert timelines(job.store / "log") == ["t2"] and len(told) == 1
         assert re.search("from t1-000000000[36]-g1$", told[0]), "the newest that counts; the last one may still be made"
-    assert (mirror / key_of(1)).exists()
+    soon = Deadline.after(30)
+    assert open_blobs(parse(mirror), "mirror", soon).get(key_of(1), 1 << 20, soon)
 
 
 def behind_a_proxy(folder, server, way):

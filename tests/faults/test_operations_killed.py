@@ -12,6 +12,8 @@ from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read
 from tests.integration.timed_job import write_timed_job
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
 DAILY = ["tables.default.delete_after_days=1", "tables.default.delete_below=0.12", "tables.default.decay=0.7"]
 PLANNED = [

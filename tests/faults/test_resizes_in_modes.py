@@ -8,6 +8,8 @@ from tests.faults.resized_job import job_at, report, run, written
 from tests.faults.test_kills import ASYNC, GEO, HALF_ASYNC, shows
 from tests.faults.test_resizes_killed import DEATHS, DeathsInTurn
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NUM_LINES = 700
 SHORT_PASSES = "passes.max_events=32"
 """So many passes that the stream does not end before the last resize."""

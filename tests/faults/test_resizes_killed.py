@@ -17,6 +17,8 @@ from headrace.trainer.journal.log import RecordKind, read
 from tests.faults.resized_job import NUM_LINES, RandomDeaths, job_at, report, run, sizes_until, written
 from tests.s3_server import s3  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @dataclass(frozen=True)
 class Death:

@@ -16,6 +16,7 @@ import httpx
 
 from headrace.service.jobs.folder import JobFolder
 from headrace.trainer.journal.log import RecordKind, read
+from tests.fakes.warm import warm_environment
 from tests.integration.stream_job import SPEC
 
 CONFIG = """
@@ -39,10 +40,14 @@ def spec_of(**sections: Any) -> dict[str, Any]:
 
 
 class HostedService:
-    """A service with its root in `folder`; `folder`/data is where jobs may read."""
+    """A service with its root in `folder`; `folder`/data is where jobs may read.
 
-    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+    Its jobs start by the warm forkserver of all tests, or with `own_forkserver` by one of the service.
+    """
+
+    def __init__(self, folder: Path, config: str = CONFIG, *, own_forkserver: bool = False) -> None:
         self.folder, self.jobs = folder, folder / "root" / "jobs"
+        self._own_forkserver = own_forkserver
         (folder / "data").mkdir(exist_ok=True)
         (folder / "service.toml").write_text(config)
         self.process: subprocess.Popen[str] | None = None
@@ -51,8 +56,9 @@ class HostedService:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "headrace.service", "serve", "--config", str(self.folder / "service.toml")]
+        environment = dict(os.environ) if self._own_forkserver else warm_environment()
         with (self.folder / "serve.err").open("a") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         line = self.process.stdout.readline()
         assert line.startswith("serving "), (self.folder / "serve.err").read_text()
         self.http.base_url = line.split()[1].rstrip(",")

@@ -18,6 +18,7 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.rpc.unix_sockets import SCHEME, target_of
+from tests.fakes.warm import warm_environment
 
 
 class RunningJob:
@@ -37,6 +38,7 @@ class RunningJob:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            env=warm_environment(),
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: it has closed its output
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -81,6 +83,7 @@ class RunningJob:
             except queue.Empty:
                 raise AssertionError(f"{within_s:g} s passed before {what}:\n{''.join(self.said)}") from None
             if line is None:
+                self._lines.put(None)  # for whoever asks again
                 return
             self.said.append(line)
             yield line

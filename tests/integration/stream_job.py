@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.fakes.warm import warm_environment
 from tests.jobs import changed
 
 SPEC = """
@@ -178,6 +179,7 @@ def headrace(
         text=True,
         timeout=timeout_s,
         stdin=subprocess.DEVNULL,
+        env=warm_environment(),
     )
     report = job.parent / store / "report.json"
     found = json.loads(report.read_text()) if report.exists() else None

@@ -11,7 +11,7 @@ from headrace.errors import Refused
 from headrace.service.api.server import bound, serving
 from headrace.service.auth.config import AccessSection, TlsSection
 from headrace.service.auth.exposure import exposure_of
-from headrace.service.cli.rest_client import ServiceClient
+from headrace.service.python.rest_client import ServiceClient
 from tests.unit.test_access_exposure import write_pair
 
 

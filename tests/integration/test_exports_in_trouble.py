@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from headrace.blob import blob_retry
-from headrace.blob import s3 as s3_module
+from headrace.blob import bucket as bucket_module
 from headrace.deadline import Deadline
 from headrace.retry import Backoff
 from headrace.trainer.exports.destination import open_destination
@@ -123,9 +123,9 @@ def test_a_full_store_is_reported(job, commit, tmp_path):
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
     monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02, 0.05)))
-    monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
-    monkeypatch.setattr(s3_module, "SEND_S", 1.0)
-    monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)
+    monkeypatch.setattr(bucket_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(bucket_module, "SEND_S", 1.0)
+    monkeypatch.setattr(bucket_module, "CLIENT_TRIES", 1)
 
 
 @pytest.fixture

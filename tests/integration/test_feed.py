@@ -16,7 +16,9 @@ from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
 from headrace.trainer.replica.feed_address import in_store
 from headrace.trainer.replica.feed_updates import FeedUpdates
-from tests.integration.followed_job import FollowedJob
+from tests.integration.followed_job import FollowedJob, by_count
+from tests.integration.stream_job import SPEC
+from tests.jobs import changed
 
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
 
@@ -73,6 +75,11 @@ def committed(store, live, table=TableSection(dim=4)):  # noqa: B008  # frozen
 SHAPES = [
     pytest.param((), id="embedded"),
     pytest.param(("cluster.shards=2", "cluster.trainers=2"), id="2x2", marks=pytest.mark.slow),
+    pytest.param(
+        ("cluster.shards=1", "cluster.trainers=2", "dense={strategy='sharded', stage=3, bucket_bytes=256}"),
+        id="divided",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -106,3 +113,42 @@ def test_who_follows_a_job_holds_what_it_commits_also_after_kill_9(followed, sha
     dense = OnnxModel(with_weights(follower.onnx, follower.last.dense))
     inputs = {each["name"]: np.zeros((2, *each["shape"][1:]), np.float32) for each in follower.model["inputs"]}
     assert dense.run(inputs)["ctr"].shape == (2,)
+
+
+ITEMS = by_count(
+    changed(
+        SPEC.replace('names = ["click", "group"]', 'name = "group"'),
+        {
+            "model": {"name": "next_item", "settings": {"classes": 40, "mode": "divided", "hidden": [8], "dim": 4}},
+            "metrics": None,
+        },
+        slots=[{"name": "click", "kind": "meta", "type": "uint64"}],
+    ).replace('label = "click"', 'label = "click"\nloss = "softmax"')
+)
+
+
+@pytest.mark.long
+def test_who_follows_a_job_whose_items_are_divided_holds_those_of_all_trainers(tmp_path):
+    """Of a version that comes while it follows, and of one that was there before."""
+    followed = FollowedJob(tmp_path, 2, ITEMS)
+    job = followed.start(*RARELY, "cluster={trainers=2,shards=1}")
+    followed.arrive(1)
+    job.until_events(100, within_s=120)
+    follower = Follower(job.store)
+    try:
+        follower.until(1)
+        first = follower.last.dense["classes"]
+        followed.arrive(2)
+        follower.until(2)
+        job.process.send_signal(signal.SIGTERM)
+        code, output = job.end()
+        assert code == 0, output
+    finally:
+        follower.feed.close()
+        job.kill()
+    tensors = load_file(Commits(job.store).whole()[-1].folder / "dense.safetensors")
+    assert first.shape == (40, 4) and (follower.last.dense["classes"] == tensors["model.classes"]).all()
+    assert (first != tensors["model.classes"]).any()
+    dense = OnnxModel(with_weights(follower.onnx, follower.last.dense))
+    inputs = {each["name"]: np.zeros((2, *each["shape"][1:]), np.float32) for each in follower.model["inputs"]}
+    assert dense.run(inputs)["items"].shape == (2, 10)

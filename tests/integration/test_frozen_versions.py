@@ -45,7 +45,5 @@ def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp
         served.job(load_job(job).spec.name, spec=spec)
         told = served.get(f"/v1/jobs/{load_job(job).spec.name}/doctor").json()
         ages = served.get(f"/v1/jobs/{load_job(job).spec.name}/freshness").json()
-    assert [slot | {"worth": None} for slot in plain(report.slots)] == [
-        slot | {"signs": tuple(slot["signs"])} for slot in told["slots"]
-    ]
+    assert [slot | {"worth": None} for slot in json.loads(json.dumps(plain(report.slots)))] == told["slots"]
     assert told["commit"] == report.commit and ages["ages"] == found["ages"] and ages["versions"] == [1]

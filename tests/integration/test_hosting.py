@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from headrace.service.jobs.folder import JobFolder
 from tests.integration.hosted_service import HostedService, closes, kill, launcher, report, spec_of
+from tests.integration.running_job import runs
 from tests.integration.stream_job import write_job
 
 MAX_EVENTS, PASS_EVENTS = 3 * 4000, 400
@@ -15,7 +17,7 @@ MAX_EVENTS, PASS_EVENTS = 3 * 4000, 400
 
 @pytest.fixture
 def service(tmp_path):
-    service = HostedService(tmp_path)
+    service = HostedService(tmp_path, own_forkserver=True)
     write_job(tmp_path / "data", num_parts=3, num_lines=MAX_EVENTS // 3)
     service.start()
     yield service
@@ -33,6 +35,13 @@ def wait_for(condition, within_s=60):
         time.sleep(0.05)
 
 
+def children(pid):
+    """Process numbers of its children, by the module or program that each runs."""
+    listed = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    lines = {int(child): Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in listed}
+    return {line.partition(" -m ")[2].split()[0]: child for child, line in lines.items() if " -m " in line}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_training_goes_on_without_the_service_and_again_after_its_launcher_and_every_event_counts_once(service):
@@ -48,8 +57,11 @@ def test_training_goes_on_without_the_service_and_again_after_its_launcher_and_e
     service.ask("POST", "/jobs/one/pause")
     service.until("/jobs/one", phase("paused"))
     first = launcher(folder)
+    warm = children(service.process.pid)["headrace.warm_forkserver"]
+    assert "headrace.forkserver" not in children(first[1]) and "headrace.forkserver" in children(warm)
 
     service.kill()
+    wait_for(lambda: not runs(warm))
     seen = len(closes(store))
     (store / "paused").unlink()  # nobody but rank 0 is there to notice
     wait_for(lambda: len(closes(store)) > seen)

@@ -26,6 +26,7 @@ from headrace.rpc.joining import AgentFacts, JobEnd, JoinClient, NoRoomNow, Orde
 from headrace.rpc.refusals import Refusals
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.service.cluster import external
+from headrace.service.cluster.elastic import Attendance
 from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.places import Places
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
@@ -41,6 +42,7 @@ class Head:
         self.authority = open_authority(folder, "news")
         self.token = open_token(folder, self.authority)
         self.noted, self.listen, self.launcher = Refusals(), "127.0.0.1:0", None
+        self.specs, self.ends = [], []
         self.open()
 
     def open(self):
@@ -65,11 +67,12 @@ class Head:
         more = {"command": ("true",), "config": {}, "folder": self.folder, "run_folder": self.folder}
         numbers = [roles[:place].count(role) for place, role in enumerate(roles)]
         specs = [WorkerSpec(role=role, number=number, **more) for role, number in zip(roles, numbers, strict=True)]
+        self.specs = specs
         self.launcher.prepare(specs, generation)
         assert [agent.ask().what for agent in agents] == [None] * len(agents)
         tell = {
             "on_line": lambda *line: None if lines is None else lines.append(line),
-            "on_exit": lambda *_: None,
+            "on_exit": lambda *end: self.ends.append(end),
         }
         thread = threading.Thread(target=self.launcher.start, args=(specs, generation), kwargs=tell)
         thread.start()
@@ -397,3 +400,51 @@ def test_agents_join_a_launcher_that_is_started_again_with_the_token_they_have(h
     two[0].client.show(None)
     with pytest.raises(StaleToken):
         two[0].ask()
+
+
+def test_stand_ins_that_leave_are_not_waited_for(here):
+    agent, launcher = here.agent(), here.launcher
+    more = {"command": ("true",), "config": {}, "folder": here.folder, "run_folder": here.folder}
+    specs = [WorkerSpec(role=WorkerRole.TRAINER, number=number, **more) for number in range(2)]
+    launcher.prepare(specs, 1)
+    agent.ask()
+    launcher.stand_in(1)
+    deadline = Deadline.after(60)
+    while launcher.waits_for() is not None:
+        deadline.check("waiting for the stand-in")
+    launcher.prepare(specs, 2)
+    agent.ask()
+    assert launcher.attendance() == Attendance(able=1, leads=True)
+
+
+def test_the_agent_of_a_reader_waits_while_its_job_predicts(here):
+    agent, launcher = here.agent(), here.launcher
+    launcher._point = replace(launcher._point, readers=1)
+    agent.facts = replace(agent.facts, role="reader")
+    more = {"command": ("true",), "config": {}, "folder": here.folder, "run_folder": here.folder}
+    launcher.prepare([WorkerSpec(role=WorkerRole.PREDICTOR, number=0, **more)], 1)
+    assert agent.ask().what is None
+    assert launcher.waits_for().startswith("waits for 1 of 1 workers: predictor-0; ")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_reader_of_an_agent_that_leaves_or_cannot_run_it_is_told_of_and_goes_to_the_next(here, leaves):
+    """It stood by when the reader was started there, while the trainer runs."""
+    roles = (WorkerRole.TRAINER, WorkerRole.READER, WorkerRole.READER)
+    *_, reader = here.begin(1, *(here.agent() for _ in roles), roles=roles)
+    spec = here.specs[-1]
+    reader.report(exit_code=-9, over=True)
+    first, second = here.agent(), here.agent()
+    assert first.ask().what is None and here.launcher.has_place(spec)
+    start = {"on_line": lambda *_: None, "on_exit": lambda *end: here.ends.append(end)}
+    here.launcher.start([spec], 1, **start)
+    if leaves:
+        first.client.leave(first.facts)
+    else:
+        first.offer = first.ask().what
+        first.report(cannot_start="no memory")
+    assert here.ends == [("reader-1", -9), ("reader-1", 75)] and not here.launcher.has_place(spec)
+    assert second.ask().what is None and here.launcher.has_place(spec)
+    here.launcher.start([spec], 1, **start)
+    second.take_offer()
+    assert second.offer.worker == "reader-1" and len(here.ends) == 2

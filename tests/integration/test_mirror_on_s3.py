@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from headrace.blob import blob_retry
-from headrace.blob import s3 as s3_module
+from headrace.blob import bucket as bucket_module
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.blob.blob_store import whole
 from headrace.deadline import Deadline
@@ -35,9 +35,9 @@ def soon():
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
     monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02, 0.05)))
-    monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
-    monkeypatch.setattr(s3_module, "SEND_S", 1.0)
-    monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)
+    monkeypatch.setattr(bucket_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(bucket_module, "SEND_S", 1.0)
+    monkeypatch.setattr(bucket_module, "CLIENT_TRIES", 1)
 
 
 @pytest.fixture

@@ -115,6 +115,24 @@ def test_the_counters_of_two_towers_come_back_after_a_kill(tmp_path):
     assert 0 < tensors["recall_at_1"]["mean"] < tensors["recall_at_10"]["mean"] < 1
 
 
+SKIP_GRAM = 'name = "skip_gram"\nsettings = { context = "article", frequency_buckets = 256 }'
+
+
+@pytest.mark.long
+def test_skip_gram_draws_the_same_negatives_again_after_a_kill(tmp_path):
+    job, calm, store = write_stream(tmp_path, SKIP_GRAM, 4000), tmp_path / "calm", tmp_path / "killed"
+    settings = ("passes.max_events=500", "exports={}", "tables.default.first_order=false")
+    wanted = run(job, calm, *settings)
+    store.mkdir()
+    killed(job, store, *settings, generation=1, point=Failpoint.CLOSED, hit=5)
+    ended = run(job, store, *settings, generation=2)
+    assert ended.digest == wanted.digest and closes(store) == closes(calm)
+    tensors = ended.metrics["tensors"]["life"]
+    assert set(tensors) == {"better_than_negatives", "loss"} and 0 < tensors["better_than_negatives"]["mean"] < 1
+    other = run(job, tmp_path / "other", *settings, "seed=4")
+    assert other.metrics["tensors"] != wanted.metrics["tensors"]
+
+
 NEXT = 'name = "next_item"\nsettings = { classes = 60, hidden = [16], mode = "divided", recall_at = [1, 10], top = 3 }'
 
 
@@ -135,10 +153,15 @@ def write_next(folder, num_lines=4000):
     return job
 
 
+SECOND = (
+    "tasks=[{name='ctr',label='click',loss='softmax',weight=0.5},{name='number',label='click',loss='mse',weight=1e-3}]"
+)
+
+
 @pytest.mark.long
 def test_divided_items_come_back_after_a_kill_and_their_export_tells_the_best_ones(tmp_path):
     job, calm, store = write_next(tmp_path), tmp_path / "calm", tmp_path / "killed"
-    settings = ("passes.max_events=500", "pipe.max_bad_fraction=0.05")
+    settings = ("passes.max_events=500", "pipe.max_bad_fraction=0.05", SECOND)
     wanted = run(job, calm, *settings)
     store.mkdir()
     killed(job, store, *settings, generation=1, point=Failpoint.CLOSED, hit=5)
@@ -148,11 +171,18 @@ def test_divided_items_come_back_after_a_kill_and_their_export_tells_the_best_on
     assert 0.5 < ended.metrics["tensors"]["pass"]["recall_at_1"]["mean"] < 0.85
     (manifest,) = calm.glob("exports/**/manifest.json")
     graph = OnnxModel((manifest.parent / "dense.onnx").read_bytes())
-    assert json.loads(manifest.read_text())["onnx"]["ok"] and graph.outputs == ("ctr", "items", "scores")
+    assert json.loads(manifest.read_text())["onnx"]["ok"] and graph.outputs == ("ctr", "number", "items", "scores")
 
 
 @pytest.mark.long
-def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [((), 1e-5), (("dense.accumulate=3",), 1e-6), (("train.amp=bfloat16",), 1e-2), ((SECOND,), 1e-5)],
+    ids=["plain", "accumulate", "amp", "tasks"],
+)
+def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_path, settings, most):
+    """With amp the gradients of the perceptron are rounded to numbers of 16 bits, sometimes to the neighbours of those
+    that the whole softmax has: tests/contract/test_divided_softmax.py compares a step."""
     job, reports = write_next(tmp_path, num_lines=2000), {}
     for mode in ("full", "divided"):
         ran = headrace(
@@ -163,6 +193,7 @@ def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_pat
             "train.threads=1",
             "train.batch_size=16",
             f'model.settings.mode="{mode}"',
+            *settings,
             store=mode,
         )
         assert ran.code == 0, ran.output
@@ -170,7 +201,10 @@ def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_pat
     full, divided = reports["full"], reports["divided"]
     assert divided["samples"] == full["samples"] and divided["passes"] == full["passes"]
     losses = [report["halves"]["last"]["ctr"]["logloss"] for report in (full, divided)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=most)
+    if settings == (SECOND,):
+        errors = [report["halves"]["last"]["number"]["rmse"] for report in (full, divided)]
+        assert errors[0] == pytest.approx(errors[1], rel=most)
     for at in ("recall_at_1", "recall_at_10"):
         recalled = [report["tensors"]["life"][at]["mean"] for report in (full, divided)]
-        assert recalled[0] == pytest.approx(recalled[1], rel=1e-3), at
+        assert recalled[0] == pytest.approx(recalled[1], rel=max(most, 1e-3)), at

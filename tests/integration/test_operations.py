@@ -92,11 +92,13 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     assert "tables.default.optimizer.lr = 0.2 acts from version 3 on" in said  # nothing came: a pass of no events
     followed.arrive(3)
     until(job, lambda status: status["version"] >= 4, "version 4")
+    say(followed, job.store, "freeze", "b")
     assert "day 1 begins" in say(followed, job.store, "day-tick")
     assert "day 3 begins" in say(followed, job.store, "day-tick", "--to", "3")
     followed.arrive(4)
     before = until(job, lambda told: told["events"] == 400 and not told["operations"]["shrinking"]["counting"], "rest")
     assert before["overrides"] == {"tables.default.optimizer.lr": 0.2, "dense.optimizer.lr": 0.01}
+    assert before["tables"]["default"]["frozen"] == ["b"]
     assert any("shrink" in ops for ops in acted(job.store).values())
     os.kill(job.workers()["trainer-0"], signal.SIGKILL)  # nothing of this is committed: it is trained again
     job.until_said("restarting")
@@ -108,6 +110,8 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     job.process.send_signal(signal.SIGTERM)
     code, output = job.end()
     assert code == 0 and "differs" not in output, output
+    (table,) = json.loads(say(followed, job.store, "tables", "--json"))
+    assert table["frozen"] == ["b"], "of the commit, as the job does not run"
     said = say(followed, job.store, "rerun", "--from", first)
     number = max(closes(job.store)) - 2
     assert f"{number} of {number} passes are identical" in said
@@ -151,6 +155,7 @@ def test_a_forgotten_value_has_no_row_and_its_dead_letters_and_kept_samples_go(f
     assert "sign" not in said
     told = say(followed, job.store, "explain", "a", "7")
     assert "it has no row" in told
+    assert "clear b: acts from version" in say(followed, job.store, "clear", "b")
     refused = say(followed, job.store, "forget", "aa", "7", code=2)
     assert "there is no sparse slot 'aa'; did you mean 'a'?" in refused
     refused = say(followed, job.store, "set", "tables.default.dim=8", code=2)

@@ -4,10 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.trainer.checkpoint.commits import Commits, order_of
 from headrace.trainer.journal.job_history import JobHistory

@@ -95,6 +95,30 @@ def test_these_are_no_progressive_predictions(ended, live):
     assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
 
 
+def test_labels_that_no_loss_takes_reject_their_events_where_they_are_measured(ended, tmp_path):
+    """As in training: a click of 7 has no log loss, and that of the others would fall below 0."""
+    lines = (ended.folder / "part-0.txt").read_text().splitlines()[:60]
+
+    def with_click(line, click):
+        return " ".join([*line.split()[:-3], click, *line.split()[-2:]])
+
+    wrong = {3: "7", 41: "-1"}
+    (tmp_path / "good.txt").write_text("".join(f"{line}\n" for at, line in enumerate(lines) if at not in wrong))
+    mixed = tmp_path / "mixed.txt"
+    mixed.write_text(
+        "".join(f"{with_click(line, wrong[at]) if at in wrong else line}\n" for at, line in enumerate(lines))
+    )
+    good = predicted(ended, tmp_path / "good", input={"paths": [str(tmp_path / "good.txt")]})
+    told = predicted(ended, tmp_path / "told", input={"paths": [str(mixed)]})
+    assert (good["rejected"], told["rejected"]) == ({}, {"label out of range": 2})
+    assert (
+        PredictionOutput(tmp_path / "told").metrics()["tasks"] == PredictionOutput(tmp_path / "good").metrics()["tasks"]
+    )
+    assert rows_of(tmp_path / "told")["prediction.ctr"].equals(rows_of(tmp_path / "good")["prediction.ctr"])
+    every = predicted(ended, tmp_path / "every", input={"paths": [str(mixed)]}, metrics=False)
+    assert (every["samples"], every["rejected"]) == (60, {}), "nothing is measured"
+
+
 def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp_path):
     raw = {name: value for name, value in ended.raw.items() if name not in ("store", "exports")}
     asked = request_of(tmp_path / "out", version=str(export), spec=raw, base=str(ended.folder), outputs=["ctr"])
@@ -140,7 +164,9 @@ def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended
     def progress(share, text):
         held.append(Commits(ended.store).holders())
         told.update(path.name for path in private.rglob("*.json"))
-        assert not list((tmp_path / "out").rglob("predictor-*")), "what workers are told does not lie in the output"
+        assert not list((tmp_path / "out").rglob("predictor-*.json")), (
+            "what workers are told does not lie in the output"
+        )
         if share:
             cancelled.set()
 
@@ -229,6 +255,19 @@ def test_a_holdout_is_evaluated_and_nothing_is_left(ended, live):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["metrics"] == PredictionOutput(live).metrics()
+
+
+def test_the_worth_of_all_slots_is_that_of_one_shuffle_for_each(ended, live, tmp_path):
+    def measured(name, **asked):
+        predicted(ended, tmp_path / name, **asked)
+        return PredictionOutput(tmp_path / name).metrics()
+
+    found = measured("worth", shuffle=["d"], worth=True, trainers=2)
+    alone = {slot: measured(slot, shuffle=["d", slot]) for slot in ("a", "history")}
+    assert {slot: found["worth"][slot] for slot in alone} == {slot: each["tasks"] for slot, each in alone.items()}
+    assert {*found["worth"]} == {"a", "b", "history"}, "each slot that the model gets and that is not shuffled already"
+    assert found.pop("worth")["a"] != found["tasks"], "it is shuffled"
+    assert found == measured("without", shuffle=["d"])
 
 
 @pytest.mark.slow

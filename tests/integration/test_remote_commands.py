@@ -10,9 +10,9 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Refused, SpecError
 from headrace.service.auth.roles import Role
 from headrace.service.cli.main import cli
-from headrace.service.cli.rest_client import NotFound
 from headrace.service.cluster.store import OUTPUT
 from headrace.service.jobs.output_files import OutputWriter
+from headrace.service.python.rest_client import NotFound
 from tests.integration.served_host import served_host
 from tests.integration.test_run_processes import SPEC as RUNNING
 from tests.integration.test_run_processes import lines

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
 
 from headrace.deadline import Deadline
 from tests.integration.followed_job import FollowedJob
@@ -128,6 +129,8 @@ def test_a_replica_of_either_kind_answers_as_the_job_predicts(tmp_path, start):
     finally:
         job.kill()
     inputs, wanted = tensors(folder / current["path"])
+    offset = load_file(folder / current["path"] / "dense.safetensors")["calibration.offset_T"]
+    assert abs(offset[0]) > 1e-3, "a replica that leaves the calibration out is seen below"
     newest = fed.get("/v2/models/small")["parameters"]["version"]
     assert fed.get("/v2/models/small/rollback", {"version": current["version"]})["held_back"]
     for replica in (fed, exported):

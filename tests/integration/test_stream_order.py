@@ -131,7 +131,9 @@ def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(t
     killed(job, tmp_path / "killed", *SETTINGS, generation=2, point=Failpoint.CLOSED, hit=3)
     assert run(job, tmp_path / "killed", *SETTINGS, generation=3) == ended
     assert run(job, tmp_path / "anew", *SETTINGS).digest != ended.digest  # one after another
-    again = config_of(job, tmp_path / "rerun", *SETTINGS, rerun=Rerun(store=tmp_path / "killed", commit=None))
+    again = config_of(
+        job, tmp_path / "rerun", *SETTINGS, rerun=Rerun(store=tmp_path / "killed", commit=None, last=len(plans))
+    )
     with torch_as_before(), open_trainer(again) as trainer:
         trainer.loop.run()
         compared = trainer.rank0.replay_log.compared

@@ -185,7 +185,10 @@ def test_a_frozen_service_that_wakes_up_does_nothing_and_waits(pair, tmp_path):
         late.sendall(f"POST /v1/jobs/one/resume HTTP/1.1\r\nHost: 127.0.0.1:{first.port}\r\n\r\n".encode())
         os.kill(first.process.pid, signal.SIGCONT)
         late.settimeout(20)
-        answer = late.recv(4096)
+        try:
+            answer = late.recv(4096)
+        except ConnectionResetError:  # closed before it was read
+            answer = b""
     assert answer == b"" or answer.startswith(b"HTTP/1.1 503"), answer
     first.says("waiting")
     first.standing_by(second)

@@ -109,16 +109,17 @@ SGD = ('dense.optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}', 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_one_trainer_with_a_copy_for_each_batch_has_the_bits_of_sync(job, shards):
-    wanted = run(job, 1, 0, f"sgd-{shards}", *SGD)
-    found = run(job, 1, shards, f"geo-{shards}", *SGD, 'train.mode="geo"', "train.k_steps=1")
+@pytest.mark.parametrize(("shards", "staleness"), [pytest.param(0, 0, marks=pytest.mark.slow), (2, 0), (2, 1)])
+def test_one_trainer_with_a_copy_for_each_batch_has_the_bits_of_sync(job, shards, staleness):
+    wanted = run(job, 1, 0, f"sgd-{shards}-{staleness}", *SGD)
+    copies = ('train.mode="geo"', "train.k_steps=1", f"train.staleness={staleness}")
+    found = run(job, 1, shards, f"geo-{shards}-{staleness}", *SGD, *copies)
     assert found["digest"] == wanted["digest"] and found["metrics"] == wanted["metrics"]
 
 
 @pytest.mark.long
 def test_trainers_with_copies_for_several_batches_learn_from_every_event(job):
-    found = run(job, 2, 2, "geo-two", *SGD, 'train.mode="geo"', "train.k_steps=3")
+    found = run(job, 2, 2, "geo-two", *SGD, 'train.mode="geo"', "train.k_steps=3", "train.staleness=1")
     life = found["metrics"]["life"]["ctr"]
     assert life["count"] == NUM_LINES and life["auc"] > 0.5
 

@@ -33,6 +33,11 @@ class Lines:
                 return line
         raise AssertionError(f"it has ended: {''.join(self.said)}")
 
+    def once(self, wanted: Callable[[str], bool], within_s: float = 60.0) -> str:
+        """The first line that is `wanted`, of those read before, too."""
+        found = next((line for line in self.said if wanted(line)), None)
+        return self.until(wanted, within_s) if found is None else found
+
     def until_said(self, words: str, within_s: float = 60.0) -> str:
         """Read on to a line that holds `words`; that line."""
         return self.until(lambda line: words in line, within_s)

@@ -25,8 +25,13 @@ class PodMachine:
         secrets: Mapping[str, Mapping[str, str]],
         hosts: Mapping[str, str],
         environment: Mapping[str, str],
+        claims: Mapping[str, str] | None = None,
     ) -> None:
-        """`texts`: data of ConfigMaps, `secrets`: of Secrets, by their names. `hosts`: addresses by name."""
+        """`texts`: data of ConfigMaps, `secrets`: of Secrets, by their names. `hosts`: addresses by name.
+
+        `claims`: folders, outside of /tmp, of persistent volumes by the names of their claims.
+        """
+        self._claims = claims or {}
         self.machine, self._spec, self._environment = machine, template["spec"], environment
         self._texts, self._secrets, self._hosts = texts, secrets, hosts
         self._starts = 0
@@ -41,9 +46,10 @@ class PodMachine:
         self._fill_volumes()
         outputs = self.outputs = []
         self._starts += 1
-        for each in (*self._spec["initContainers"], *self._spec["containers"]):
+        inits = self._spec.get("initContainers", ())
+        for each in (*inits, *self._spec["containers"]):
             output = self._start(each)
-            if each in self._spec["initContainers"] and each.get("restartPolicy") != "Always":
+            if each in inits and each.get("restartPolicy") != "Always":
                 assert output.end() == 0, output.said
             else:
                 outputs.append(output)
@@ -76,13 +82,23 @@ class PodMachine:
     def _fill_volumes(self) -> None:
         """Make the folders of all volumes, with the files of ConfigMaps and Secrets."""
         volumes = {each["name"]: each for each in self._spec["volumes"]}
-        for container in (*self._spec["initContainers"], *self._spec["containers"]):
+        for container in (*self._spec.get("initContainers", ()), *self._spec["containers"]):
             for mount in container["volumeMounts"]:
                 path, volume = mount["mountPath"], volumes[mount["name"]]
                 if path.startswith(f"{PLACE}/"):
+                    if (file := mount.get("subPath")) is not None:
+                        self._write(path, self._files(volume)[file])
+                        continue
                     self.machine.call("mkdir", "-p", path)
+                    self._claim(volume, path)
                     for name, text in self._files(volume).items():
                         self._write(f"{path}/{name}", text)
+
+    def _claim(self, volume: Mapping[str, Any], path: str) -> None:
+        """Mount a persistent volume, once."""
+        if (claim := volume.get("persistentVolumeClaim")) is not None:
+            script = 'mountpoint -q "$2" || mount --bind "$1" "$2"'
+            self.machine.call("sh", "-c", script, "sh", self._claims[claim["claimName"]], path)
 
     def _files(self, volume: Mapping[str, Any]) -> dict[str, str]:
         kinds = (("configMap", "name", self._texts), ("secret", "secretName", self._secrets))
@@ -93,7 +109,7 @@ class PodMachine:
                     {"key": key, "path": key} for key in data
                 ]
                 return {item["path"]: data[item["key"]] for item in items}
-        assert "emptyDir" in volume
+        assert "emptyDir" in volume or "persistentVolumeClaim" in volume
         return {}
 
     def _write(self, path: str, text: str) -> None:

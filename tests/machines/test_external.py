@@ -32,7 +32,7 @@ def example(name, folder, num_events=None):
     with gzip.open(data) as lines:
         content = b"".join(islice(lines, num_events or default))
     (folder / "data" / data.name).write_bytes(gzip.compress(content, 1, mtime=0))  # the same bytes on each machine
-    return EVERY_3, f"passes.max_events={each}", "train.threads=1"
+    return EVERY_3, f"passes.max_events={each}", "train.threads=1", "train.matmul=mkl"  # measured: two tables, two sums
 
 
 def loopback_and_machines(name, folder, world, **more):

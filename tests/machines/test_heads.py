@@ -114,7 +114,7 @@ def test_a_head_that_wakes_after_another_has_taken_over_is_refused_everywhere(he
     old_machine.thaw()
     code, output = old.end()
     assert code == 75 and "has claimed this job" in output, output
-    new.until(exported(4))  # a job that is told to stop makes no further export
+    new.once(exported(4))  # a job that is told to stop makes no further export
     new.process.terminate()
     code, output = new.end()
     assert code == 0, output

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from headrace.lifecycle import ExitCode
+from tests.contract.predict_world import content
 from tests.integration.stream_job import headrace, write_job
 from tests.machines.external_job import ExternalJob
 from tests.machines.test_external import TWO_BY_TWO, compared
+from tests.machines.test_predictions import PREDICTED, toml
 from tests.machines.test_secure_wire import SCAN
 
 pytestmark = pytest.mark.long
@@ -45,20 +47,26 @@ def test_a_shard_whose_machine_does_not_see_the_store_ends_the_job_with_the_reas
 
 
 def test_machines_that_see_one_store_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):
+    """So have their predictions, in a folder that all of them see."""
     write_job(tmp_path)
-    expected = headrace(tmp_path / "job.toml", EVERY_3).report
+    predicted = toml({**PREDICTED, "output": "out"})
+    expected = headrace(tmp_path / "job.toml", EVERY_3, f"predict={predicted}", timeout_s=300).report
     head, other = machines(2)
-    write_job(head.tmp)
-    store = seen_by_all / "store"
-    settings = *SHARED, EVERY_3, f"store.path={store}"
+    for machine in (head, other):
+        write_job(machine.tmp)
+    store, out = seen_by_all / "store", seen_by_all / "out"
+    predicted = toml({**PREDICTED, "output": str(out), "on": "cluster"})
+    settings = *SHARED, EVERY_3, f"store.path={store}", f"predict={predicted}"
     with ExternalJob(head, "mirror", *settings, trainers=1, shards=1) as job:
         token, launcher = job.token(), job.run()
         launcher.until("waits for 2 of 2 workers")
         agents = [job.agent(machine, token=token) for machine in (other, head)]
-        assert launcher.end() == 0, launcher.said
+        assert launcher.end(200) == 0, launcher.said
         assert [agent.end() for agent in agents] == [0, 0]
     assert compared(report_of(store)) == compared(expected)
     assert [*store.glob("commits/*/shard-0")], "a shard of another machine wrote its part there"
+    assert content(out) == content(tmp_path / "out")
+    assert "samples predicted" in launcher.said, "by the agents that have trained"
 
 
 def test_machines_with_ipv6_alone_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):

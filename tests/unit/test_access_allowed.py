@@ -16,7 +16,7 @@ from headrace.service.api.jobs import CreateJob
 from headrace.service.auth.config import AllowSection
 from headrace.service.auth.spec_rules import SpecRules, check_spec, declares_text, held, holds_text
 from headrace.service.auth.spec_sizes import check_size
-from headrace.service.spec.job import Job, LoadedJob, job_of
+from headrace.service.spec.job import JobFile, LoadedJob, job_of
 from headrace.text_kinds import TextKind
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.contract import Shape, SlotShape
@@ -53,10 +53,10 @@ def check(place):
         }
         rules = {
             "pipe_commands": [["python", "generator.py"]],
-            "roots": [str(place / "data"), "s3://bucket/team?region=eu-north-1"],
+            "roots": [str(place / "data"), "s3://bucket/team?region=eu-north-1", "az://bucket/team?account=ours"],
             **(allow or {}),
         }
-        folder, spec = place / base, validate(Job, raw)
+        folder, spec = place / base, validate(JobFile, raw)
         job = LoadedJob(spec=spec, raw=raw, folder=folder, store=folder / spec.store.path)
         own, service = place / "data/headrace/jobs/news", place / "data/headrace"
         check_spec(job, validate(AllowSection, rules), own, private=(service,))
@@ -93,6 +93,7 @@ def test_what_is_allowed_passes(check, place):
     check(base="data/team", sources={"main": FILES})
     check(base="data/team", sources={"main": {**FILES, "root": "s3://bucket/team/clicks?region=eu-north-1"}})
     check(store={"path": str(place / "data/team/store"), "mirror": "s3://bucket/team/news?region=eu-north-1"})
+    check(store={"path": "store", "mirror": "abfss://bucket@ours.dfs.core.windows.net/team/news"})
     check(exports={"hourly": {"path": f"file://{place}/data/team/exports"}, "daily": {}})
 
 
@@ -165,6 +166,10 @@ def test_a_metric_of_the_users_is_refused_unless_named(check):
         ({"store": {"path": "x", "mirror": "s3://bucket/team//x?region=eu-north-1"}}, "store.mirror"),
         ({"store": {"path": "x", "mirror": "s3://other/team?region=eu-north-1"}}, "store.mirror"),
         ({"store": {"path": "x", "mirror": "s3://bucket/team?endpoint_override=evil:1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "gs://bucket/team"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "az://bucket/team?account=theirs"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "az://bucket/team?account=ours&endpoint_override=evil:1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "abfss://bucket@ours.dfs.core.windows.net/%2e%2e/x"}}, "store.mirror"),
         ({"sources": {"main": {**FILES, "root": "s3://other/team?region=eu-north-1"}}}, "sources.main.root"),
         ({"sources": {"main": {**FILES, "root": "s3://bucket/team?endpoint_override=evil:1"}}}, "sources.main.root"),
         ({"sources": {"main": {**FILES, "after": "../x"}}}, "sources.main.after"),
@@ -261,7 +266,7 @@ def sections_of(annotation, found):
 
 
 def test_every_key_that_can_hold_text_is_known_for_what_it_holds():
-    sections = sections_of(Job, [])
+    sections = sections_of(JobFile, [])
     texts = [(owner, name) for owner in sections for name in owner.model_fields if declares_text(owner, name)]
     assert len(texts) > 30
     assert [f"{owner.__name__}.{name}" for owner, name in texts if held(owner, name) is None] == []
@@ -359,6 +364,8 @@ def nested(depth):
         ({"exports": {f"t{n}": {} for n in range(17)}}, "exports: 17 are more"),
         ({"tasks": [{}] * 65}, "tasks: 65 are more"),
         ({"cluster": {"trainers": 64, "shards": 64}}, "cluster: 128 are more"),
+        ({"cluster": {"trainers": 32, "shards": 1, "readers": 32}}, "cluster: 65 are more"),
+        ({"cluster": {"trainers": {"min": 1, "max": 64}, "shards": 1}}, "cluster: 65 are more"),
     ],
 )
 def test_a_spec_larger_than_any_that_is_meant_is_refused_before_it_is_read(raw, told):

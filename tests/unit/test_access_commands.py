@@ -39,6 +39,16 @@ def test_a_token_is_printed_alone_and_opens_the_service_until_it_is_revoked(head
     assert "revoked" in headrace("list").stdout
 
 
+def test_a_token_of_a_file_takes_the_place_of_the_one_of_its_name(headrace, tmp_path):
+    """As each start of a pod gives those of its Secret, also after that was rotated."""
+    file = tmp_path / "admin"
+    old, new = (f"mlr_{each * 8}_{each * 32}" for each in ("0a", "1b"))
+    for text in (old, old, new, new):
+        file.write_text(f"{text}\n")
+        assert headrace("create", "admin", "--role", "admin", "--token-file", str(file)).exit_code == 0
+    assert holder(tmp_path, new) == Caller("admin", Role.ADMIN) and holder(tmp_path, old) is None
+
+
 def test_the_list_has_nothing_that_opens(headrace, tmp_path):
     text = headrace("create", "anne", "--role", "viewer", "--expires", "30d").stdout.strip()
     (listed,) = json.loads(headrace("list", "--json").stdout)

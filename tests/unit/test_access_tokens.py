@@ -216,3 +216,35 @@ def test_a_token_cannot_outlive_the_calendar():
 def test_there_are_no_more_tokens_than_the_bound():
     with pytest.raises(SpecError, match="revoke one first"):
         check_room("anne", [f"t{number}" for number in range(MAX_TOKENS)])
+
+
+def test_a_given_token_is_stored_once_and_stays_revoked(tokens, time):
+    text = "mlr_" + "0a" * 8 + "_" + "1b" * 32
+    made = tokens.add(text, "admin", Role.ADMIN)
+    assert tokens.caller(text) == Caller("admin", Role.ADMIN)
+    assert tokens.add(text, "admin", Role.ADMIN).id == made.id, "as when a pod starts again"
+    assert len(tokens.rows.all()) == 1
+    for other, name, role in ((text[:-1] + "c", "admin", Role.ADMIN), (text, "ann", Role.ADMIN)):
+        with pytest.raises(SpecError, match="^token: 0a0a0a0a0a0a0a0a is another token, 'admin', admin"):
+            tokens.add(other, name, role)
+    with pytest.raises(SpecError, match="^token: is no token: mlr_"):
+        tokens.add("mlr_secret", "admin", Role.ADMIN)
+    tokens.revoke("admin")
+    assert tokens.add(text, "admin", Role.ADMIN).revoked_at is not None
+    assert tokens.caller(text) is None, "a revoked token is not made anew"
+
+
+def test_a_given_token_takes_the_place_of_a_live_one_of_its_name(tokens, time):
+    """A rotated Secret whose old token nobody revoked: its pod starts, and the old token is worth nothing."""
+    old, new = (f"mlr_{each * 8}_{each * 32}" for each in ("0a", "1b"))
+    tokens.add(old, "admin", Role.ADMIN)
+    _, other = tokens.create("ann", Role.VIEWER)
+    time.s = 5.0
+    tokens.add(new, "admin", Role.ADMIN)
+    assert tokens.caller(new) == Caller("admin", Role.ADMIN) and tokens.caller(other) is not None
+    assert tokens.caller(old) is None
+    revoked = {token.id: token.revoked_at for token in tokens.rows.all() if token.name == "admin"}
+    assert revoked == {"0a" * 8: START + timedelta(seconds=5), "1b" * 8: None}
+    assert tokens.add(old, "admin", Role.ADMIN).revoked_at is not None and tokens.caller(new) is not None
+    with pytest.raises(SpecError, match="there is already a token 'admin'"):
+        tokens.create("admin", Role.ADMIN)

@@ -145,8 +145,10 @@ def test_a_job_tells_what_it_is_doing(get):
         "headrace_version": "",
         "day": None,
         "resizing": None,
+        "elastic": None,
         "overrides": {},
         "exports": {"main": STATUS["operations"]["exporting"]["main"]},
+        "evaluator": None,
         "state": "training",
         "pass": 12,
         "version": 11,
@@ -224,6 +226,8 @@ def test_metric_names_and_labels_are_the_ones_we_promised():
     full = {**STATUS, "loss": 0.2, "learning_delay": {"buckets": [["0.5", 3], ["+Inf", 4]], "sum_s": 2.5}}
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
+    full["elastic"] = {"min": 2, "max": 8, "present": 4, "spares": 1}
+    full["evaluator"] = {"version": 41, "tasks": {"ctr": every}, "restarts": 2}
     full["operations"] = {**STATUS["operations"], "shrinking": {"held": {"default": {"going": 900, "rows": 4321}}}}
     text = exposition([("news", read(Status, full))]).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()

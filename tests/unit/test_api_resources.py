@@ -25,12 +25,24 @@ FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
 STATUS = {
     "version": 2,
     "metrics": {
-        "life": {"ctr": {"auc": 0.7, "gauc": None, "slices": {"a": {"3": {"auc": 0.6}}}}},
+        "life": {
+            "ctr": {
+                **{"auc": 0.7, "gauc": None, "slices": {"a": {"3": {"auc": 0.6}}}},
+                "reliability": [{"prediction": 0.1, "label": 0.2, "weight": 3.0}],
+            }
+        },
         "window": {"ctr": {"auc": 0.75}},
         "tensors": {"pass": {"loss": {"mean": 0.5}}},
     },
     "tables": {
-        "default": {"rows": 300, "bytes": 4096, "new_rows": 5, "unadmitted": 7, "rows_by_slot": {"a": 290, "b": 10}}
+        "default": {
+            "rows": 300,
+            "bytes": 4096,
+            "new_rows": 5,
+            "unadmitted": 7,
+            "rows_by_slot": {"a": 290, "b": 10},
+            "frozen": ["b"],
+        }
     },
     "slots": {"a": {"distinct": 20, "mean_count": 1.0}},
     "operations": {
@@ -242,12 +254,17 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     assert (
         told["slices"]["life"] == {"ctr": {"a": {"3": {"auc": 0.6}}}} and told["tensors"]["pass"]["loss"]["mean"] == 0.5
     )
+    assert told["reliability"]["life"] == {"ctr": [{"prediction": 0.1, "label": 0.2, "weight": 3.0}]}
+    assert told["reliability"]["window"] == {"ctr": []}
     (table,) = served.get("/v1/jobs/small/tables").json()["items"]
     assert table == served.get("/v1/jobs/small/tables/default").json()
     assert (table["rows"], table["dim"], table["slots"]["a"]["distinct"], table["held"]["going"]) == (300, 4, 20, 200)
     assert (table["unadmitted"], table["dirty_rows"], table["slots"]["a"]["rows"]) == (7, None, 290)
+    assert table["frozen"] == ["b"]
     assert table["slots"]["a"]["drift"] == 0.5 and "drift" not in table["slots"]["b"]
     missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; known: default")
+    missing(served.get("/v1/jobs/small/tables/defualt"), "there is no table 'defualt'; did you mean 'default'?")
+    missing(served.post("/v1/jobs/small/slots/aa/clear"), "there is no sparse slot 'aa'; did you mean 'a'?")
     answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
     assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]
     # it does not run: its newest commit is read, which in this store is of a spec without slots
@@ -255,6 +272,7 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     for path, body, status in (
         ("tables/default/shrink", {"dry_run": True}, 422), ("forget", {"slot": "a", "value": "3"}, 409),
         ("forget", {"slot": "a", "value": "3", "everywhere": True}, 409), ("day-tick", None, 409),
+        ("slots/a/clear", None, 409),
     ):  # fmt: skip
         assert served.done(served.post(f"/v1/jobs/small/{path}", body))["problem"]["status"] == status
 

@@ -13,7 +13,7 @@ from headrace.trainer.dense_optimizers import DenseSgd
 from tests.fakes.thread_ranks import on_ranks
 
 STEPS = 4
-BUCKETS = (64, 128, 256, 4 << 20)
+BUCKETS = (64, 128, 256, 32 << 20)
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
 COMPRESSIONS = pytest.mark.parametrize("compression", ["fp16", "bf16"])
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 from headrace.trainer.spec.change_classes import AT_ONCE, HOT, TABLE, ChangeClass, class_of, is_hot
 from tests.unit.test_docs import keys_of
 
 
 @pytest.fixture(scope="module")
 def leaves():
-    schema = Job.model_json_schema()
+    schema = JobFile.model_json_schema()
     keys = set(keys_of(schema, schema["$defs"]))
     return sorted(key for key in keys if not any(other.startswith(f"{key}.") for other in keys))
 
@@ -40,6 +40,7 @@ def test_every_line_of_the_table_is_reached_by_a_key(leaves):
         ("tables.default.slots.user.decay", ChangeClass.HOT),
         ("tables.default.admission", ChangeClass.BETWEEN),
         ("dense.schedule.kind", ChangeClass.HOT),
+        ("tables.default.schedule.kind", ChangeClass.HOT),
         ("cluster.wire", ChangeClass.BETWEEN),
         ("cluster.trainers", ChangeClass.AT_ONCE),
         ("model.settings.dropout", ChangeClass.BETWEEN),

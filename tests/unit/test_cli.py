@@ -264,7 +264,7 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
 
     monkeypatch.setattr(server, "bound", listening)
     job = load_job(NEWS, [CAT, f"store.path={tmp_path / 'store'}"])
-    assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0") == 0
+    assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0").code == 0
     (listed,) = seen["jobs"]["items"]
     assert (listed["name"], listed["phase"]) == ("news", "starting")
 

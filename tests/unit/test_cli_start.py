@@ -107,7 +107,8 @@ def test_choices_and_limits_told_again_are_those_of_their_owners():
     assert (resize_command.MOVE_S, size_command.MAX_SAMPLE) == (resizing.MOVE_S, job_size.MAX_SAMPLE)
 
 
-def test_the_launcher_of_a_job_loads_neither_kernels_nor_stores():
-    script = "import sys, headrace.service.cluster.job_run; print(*sys.modules)"
+@pytest.mark.parametrize("launcher", ["server.foreground_run", "jobs.launcher"])
+def test_the_launcher_of_a_job_loads_neither_kernels_nor_stores(launcher):
+    script = f"import sys, headrace.service.cluster.local, headrace.service.{launcher}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"numba", "rocksdict", "torch"} & {*done.stdout.split()}
+    assert not {"numba", "pyarrow", "rocksdict", "safetensors", "torch", "yaml"} & {*done.stdout.split()}

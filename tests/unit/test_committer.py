@@ -16,8 +16,15 @@ from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.server.commands import HandOver, SettleSnapshot, TakeSnapshot, WriteSnapshot
 from headrace.trainer.checkpoint import committer as module
 from headrace.trainer.checkpoint.commit_store import CommitStore, ManifestFailed
-from headrace.trainer.checkpoint.commits import Commits, hash_of, problems_of
-from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, CommitHooks, CommitsFail, Committer, ManifestFacts
+from headrace.trainer.checkpoint.commits import Commits, ManifestFacts, hash_of, problems_of
+from headrace.trainer.checkpoint.committer import (
+    RETRY_S,
+    STEP_S,
+    CommitHooks,
+    CommitsFail,
+    CommitSteps,
+    Committer,
+)
 from headrace.trainer.checkpoint.handover import hand_over, handed_over
 from headrace.trainer.config import CommitSection
 from headrace.trainer.job_status import CommitStatus, MirrorStatus
@@ -117,7 +124,8 @@ class World:
         self.version, self.changes_since, self.told = 0, None, []
         hooks = CommitHooks(self.capture, self.show, lambda: self.changes_since)
         facts = ManifestFacts("news", "t1", 1, 1, {})
-        self.committer = Committer(self.mirror, section, facts, self.log, self.shards, hooks, None)
+        steps = CommitSteps(self.mirror, section, facts, self.log, self.shards, hooks, None)
+        self.committer = Committer(steps)
         self.thread = self.committer._thread
 
     def capture(self, dense):

@@ -21,7 +21,7 @@ from headrace.dataset.stream.source import Events, Segment
 from headrace.deadline import Deadline
 from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.trainer.rank0.planner import MemoryPlanJournal, PassRules, Planner, StreamEnded
 
 T_S = 1_714_521_600
 T = "2024-05-01T00:00:00+00:00"
@@ -57,8 +57,8 @@ class Side:
 
     def start(self):
         source = CompositeSource(self.names, self.open_sources())
-        keys = {"journal": self.journal, "known": self.known, "skips": self.skips, "sources": self.names}
-        return Planner(source, self.passes, self.ranks, None, **keys)
+        keys = {"journal": self.journal, "known": self.known, "skips": self.skips}
+        return Planner(source, PassRules(self.passes, self.ranks, sources=self.names), **keys)
 
     def run(self, max_passes=1_000):
         """Values of each pass, until the stream ends."""

@@ -23,8 +23,11 @@ NEWS = ROOT / "tests" / "golden" / "news.toml"
 SECTIONS_BESIDE_CONFIG = (
     "headrace.service.spec.job",
     "headrace.trainer.models.settings",
+    "headrace.trainer.exports.export_messages",
     "headrace.trainer.exports.exporter_process",
     "headrace.dataset.__main__",
+    "headrace.service.kubernetes.pod_settings",
+    "headrace.service.predict.evaluator",
 )
 BODIES = (
     "headrace.service.api.admin",
@@ -52,7 +55,14 @@ FREE = {
     "PredictionRequest.spec": "checked as a spec",
     "WorkerConfig.job": "checked as a spec",
     "WorkerConfig.secrets": "parts of that spec",
+    "EvaluatorConfig.spec": "checked as a spec",
     "PredictWorker.job": "checked as a spec",
+    "PredictWorker.uploaded": "read as the manifest of a commit",
+    "NodeTerms.nodeSelectorTerms": "Kubernetes' own, checked by its API server",
+    "PreferredNodes.preference": "likewise",
+    "PodTerm.labelSelector": "likewise",
+    "SpreadConstraint.labelSelector": "likewise",
+    "Volume.source": "likewise",
     "ExportRequest.facts": "copied into the manifest",
     "Fake.anything": "of this test",
 }

@@ -14,8 +14,9 @@ from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry
-from headrace.pserver.config import Adagrad, Bounds, Sgd, ShardProcess, SlotLife, TableSection
+from headrace.pserver.config import Bounds, ShardProcess, SlotLife, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
+from headrace.pserver.row_optimizers import Adagrad, Sgd
 from headrace.pserver.server.commands import DigestRows, Explain
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.collectives.ranks import SingleRank
@@ -34,7 +35,7 @@ from headrace.trainer.features.default_rows import (
 from headrace.trainer.features.pooling import KernelPooling, TorchPooling
 from headrace.trainer.features.training_batches import BatchMaker
 from headrace.trainer.spec.slot_rules import check_slot_rules
-from headrace.trainer.train.step import RowSums, Stepper
+from headrace.trainer.train.step import RowSums, Stepper, StepSettings
 
 CPU = torch.device("cpu")
 SCHEMA = Schema.of([SparseSlot(name="a"), SparseSlot(name="b", pooling="mean"), MetaSlot(kind="meta", names=("y",))])
@@ -73,7 +74,8 @@ class Trainer:
         self.model = Sums()
         self.dense = AllReduceDense(self.model, DENSE, SingleRank(), self.default_rows.parameters)
         pooling = pooling or KernelPooling(1)
-        self.stepper = Stepper(self.model, SCHEMA, TASKS, train or TrainSection(), pooling, CPU, self.default_rows)
+        settings = StepSettings(schema=SCHEMA, tasks=TASKS, train=train or TrainSection())
+        self.stepper = Stepper(self.model, settings, pooling, CPU, default_rows=self.default_rows)
         self.maker = BatchMaker(tables_of(SCHEMA, tables, None), TASKS, None, self.shards)
         self.passes = 0
 

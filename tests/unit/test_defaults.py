@@ -12,7 +12,7 @@ import headrace.trainer.predict.config
 from headrace.config import Section, validate
 from headrace.errors import SpecError
 from headrace.service.cluster.store_defaults import old_defaults, old_defaults_note, with_store_defaults
-from headrace.service.spec.job import Job, job_of, with_defaults
+from headrace.service.spec.job import JobFile, job_of, with_defaults
 from headrace.trainer.config import NEWEST_DEFAULTS
 from headrace.trainer.spec import changes, defaults
 from headrace.trainer.spec.defaults import FIRST, fill_defaults, frozen
@@ -25,11 +25,12 @@ MOVED = {
     "MetricsSection.progressive": ("training", "inference"),
     "KafkaSource.null_values": ("reject", "skip"),
     "FilesSource.blank_lines": ("read", "skip"),
+    "TrainSection.calibrate": (False, True),
 }
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
-LEFT_OUT = ("predict", "cluster", "without")
-"""Keys of the service's own: requests are no part of a store's state, the launcher writes out the cluster, and slots
-that are left out are not in a spec."""
+LEFT_OUT = ("predict", "evaluator", "cluster", "without")
+"""Keys of the service's own: requests and evaluations are no part of a store's state, the launcher writes out the
+cluster, and slots that are left out are not in a spec."""
 
 RAW = tomllib.loads("""
 name = "j"
@@ -112,7 +113,7 @@ def keys_of(spec):
 
 def test_a_full_spec_holds_every_key_of_every_section():
     spec = fill_defaults(raw())
-    job = validate(Job, spec)
+    job = validate(JobFile, spec)
     written = {key for key, _ in changes.flat_values(json.loads(job.model_dump_json(by_alias=True)))}
     missing = {key for key in written - keys_of(spec).keys() if key.split(".")[0] not in LEFT_OUT}
     assert missing == set()
@@ -152,6 +153,22 @@ def test_a_store_of_set_2_goes_on_with_what_it_measures_and_how_its_weights_deca
         logged = json.loads(json.dumps(full))
         del logged["metrics"]["progressive"], logged["dense"]["optimizer"]["decoupled"]
         assert fill_defaults(logged) == full, "a log of its time has every other key"
+
+
+def test_rows_learn_by_the_number_of_slots_unless_the_job_file_says_how():
+    slots = [{"names": ["s{1..39}"]}, *RAW["slots"][1:]]
+    table = fill_defaults(raw(slots=slots), unset=NEWEST_DEFAULTS)["tables"]["default"]
+    assert table["grad_scale"] == "sum"
+    assert (table["optimizer"]["lr"], table["optimizer"]["initial"]) == (0.01, 0.1)
+    assert (table["first_order_optimizer"]["lr"], table["first_order_optimizer"]["initial"]) == (0.064, 1.0)
+    few = fill_defaults(raw(tables={"default": {"first_order": False}}), unset=NEWEST_DEFAULTS)["tables"]["default"]
+    assert (few["optimizer"]["lr"], few["first_order_optimizer"]) == (0.067, None)
+    for said in ({"optimizer": {"kind": "adagrad"}}, {"grad_scale": "mean"}):
+        table = fill_defaults(raw(slots=slots, tables={"default": said}), unset=NEWEST_DEFAULTS)["tables"]["default"]
+        assert (table["optimizer"]["lr"], table["first_order_optimizer"], table["grad_scale"]) == (0.05, None, "mean")
+    for number in range(FIRST, defaults.RATES_BY_SLOTS):
+        table = fill_defaults(raw(slots=slots), unset=number)["tables"]["default"]
+        assert (table["optimizer"]["lr"], table["first_order_optimizer"], table["grad_scale"]) == (0.05, None, "mean")
 
 
 def test_an_invalid_spec_is_unchanged():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from headrace.errors import SpecError
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.flat_parameters import ALIGN_FLOATS, FlatOptimizer, FlatParameters
@@ -28,7 +29,38 @@ PLAIN = {
     ),
     "l2": (DenseAdam(lr=0.1, weight_decay=0.2), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.2)),
     "adagrad": (DenseAdagrad(kind="adagrad", lr=0.1), lambda p: torch.optim.Adagrad(p, 0.1)),
+    "sgd-l2": (DenseSgd(kind="sgd", lr=0.1, weight_decay=0.2), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.2)),
+    "momentum-l2": (
+        DenseSgd(kind="sgd", lr=0.1, momentum=0.5, weight_decay=0.2),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, weight_decay=0.2),
+    ),
+    "adagrad-l2": (
+        DenseAdagrad(kind="adagrad", lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.Adagrad(p, 0.1, weight_decay=0.2),
+    ),
+    "sgd-excluded": (
+        DenseSgd(kind="sgd", lr=0.1, momentum=0.5, weight_decay=0.2, no_decay=("bias", "2.")),
+        lambda p: torch.optim.SGD(excluded(p), 0.1, momentum=0.5, weight_decay=0.2),
+    ),
+    "adamw-excluded": (
+        DenseAdamW(kind="adamw", lr=0.1, weight_decay=0.2, no_decay=("bias", "2.")),
+        lambda p: torch.optim.AdamW(excluded(p), 0.1, weight_decay=0.2),
+    ),
+    "adam-excluded": (
+        DenseAdam(lr=0.1, weight_decay=0.2, no_decay=("bias", "2.")),
+        lambda p: torch.optim.Adam(excluded(p), 0.1, weight_decay=0.2),
+    ),
+    "adagrad-excluded": (
+        DenseAdagrad(kind="adagrad", lr=0.1, weight_decay=0.2, no_decay=("bias", "2.")),
+        lambda p: torch.optim.Adagrad(excluded(p), 0.1, weight_decay=0.2),
+    ),
 }
+
+
+def excluded(parameters):
+    """Of the model's four parameters the first one decays."""
+    first, *rest = parameters
+    return [{"params": [first]}, {"params": rest, "weight_decay": 0.0}]
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -89,6 +121,38 @@ def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
     assert ours.state.keys() == state.keys() == (set() if kind == "sgd" else section.state)
     for name, value in state.items():
         assert torch.equal(ours.state[name], value) and ours.state[name].dtype == value.dtype
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+def test_decoupled_weight_decay_shrinks_weights_and_leaves_the_state_alone(kind):
+    lr, decay, random = 0.1, 0.2, torch.Generator().manual_seed(4)
+    start = torch.randn(500, generator=random)
+    flat, plain = start.clone(), nn.Parameter(start.clone())
+    section, theirs = {
+        "sgd": (DenseSgd(kind="sgd", lr=lr, momentum=0.5, weight_decay=decay, decoupled=True),
+                torch.optim.SGD([plain], lr, momentum=0.5)),
+        "adagrad": (DenseAdagrad(kind="adagrad", lr=lr, weight_decay=decay, decoupled=True),
+                    torch.optim.Adagrad([plain], lr)),
+    }[kind]  # fmt: skip
+    ours = FlatOptimizer(flat, section)
+    for _ in range(5):
+        plain.grad = torch.randn(500, generator=random)
+        ours.step(plain.grad)
+        plain.data *= 1 - lr * decay
+        theirs.step()
+    assert torch.allclose(flat, plain, rtol=0, atol=1e-6)
+
+
+def test_a_part_of_a_name_that_no_parameter_has_is_refused():
+    section = DenseSection(optimizer=DenseAdamW(kind="adamw", no_decay=("bias", "biass")))
+    with pytest.raises(SpecError, match=r"no_decay: no parameter has 'biass' in its name; there are 0.weight, 0.bias"):
+        AllReduceDense(model(), section, SingleRank())
+
+
+def test_optimizers_without_the_later_keys_are_written_as_before_there_were_any():
+    for optimizer in (DenseSgd(kind="sgd"), DenseAdagrad(kind="adagrad"), DenseAdamW(kind="adamw")):
+        assert not {"no_decay", "decoupled"} & optimizer.model_dump(mode="json").keys()
+    assert DenseSgd(kind="sgd", no_decay=("bias",)).model_dump(mode="json")["no_decay"] == ["bias"]
 
 
 START = """

@@ -15,13 +15,14 @@ from headrace.errors import SpecError
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.store import rocks_store
-from headrace.service.cli.rest_client import parsed_events
 from headrace.service.jobs.folder import FolderDamaged, JobFolder
+from headrace.service.python.rest_client import parsed_events
 from headrace.service.spec.job import load_job
 from headrace.service.tables import forget
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
 from headrace.trainer.journal.log_file import RecordPlace, record_of
-from headrace.trainer.predict.output_files import WORK, PredictionOutput
+from headrace.trainer.predict.output_files import PredictionOutput
+from headrace.trainer.predict.output_place import WORK, FolderPlace
 from headrace.trainer.predict.prediction_plan import PLAN, PredictionPlan
 from headrace.worker_process import config_of
 
@@ -141,7 +142,7 @@ def read_header(path):
 
 def read_plan(path):
     with pytest.raises(InvalidDocument, match=str(path / PLAN)):
-        PredictionPlan.read(path)
+        PredictionPlan.read(FolderPlace(path))
 
 
 def read_mark(path):

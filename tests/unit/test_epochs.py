@@ -68,10 +68,10 @@ def test_passes_of_a_later_epoch_are_cut_as_in_the_first():
 
 
 def _planner(side, source):
-    from headrace.trainer.rank0.planner import Planner
+    from headrace.trainer.rank0.planner import PassRules, Planner
 
-    keys = {"journal": side.journal, "known": side.known, "skips": side.skips, "sources": side.names}
-    return Planner(source, side.passes, side.ranks, None, **keys)
+    keys = {"journal": side.journal, "known": side.known, "skips": side.skips}
+    return Planner(source, PassRules(side.passes, side.ranks, sources=side.names), **keys)
 
 
 def test_a_repeated_source_keeps_the_contract_of_its_source():

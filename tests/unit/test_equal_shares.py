@@ -14,7 +14,7 @@ from headrace.trainer.journal.log import read
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import encode
 from headrace.trainer.rank0.equal_shares import cut_equally, equal_counts
-from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.trainer.rank0.planner import MemoryPlanJournal, PassRules, Planner, StreamEnded
 from headrace.trainer.rank0.recovery import after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "equal-shares" / "log"
@@ -62,7 +62,7 @@ def test_a_job_with_an_old_log_continues_with_the_same_passes():
     for logged in began.replay:  # a restart behind each pass
         journal = MemoryPlanJournal()
         source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41)])
-        planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=began.known)
+        planner = Planner(source, PassRules(PassesSection(max_events=20), 3), journal=journal, known=began.known)
         planner.request(logged.plan.number, positions, 0)
         assert planner.take(10.0) == logged.plan
         planner.close()
@@ -73,7 +73,7 @@ def test_new_partitions_of_such_a_job_are_read_in_equal_shares_too():
     known = after(JobHistory.of(read(GOLDEN)), None, {}).known
     journal = MemoryPlanJournal()
     source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41, 8)])
-    planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=known)
+    planner = Planner(source, PassRules(PassesSection(max_events=20), 3), journal=journal, known=known)
     planner.request(8, {name: each.end for name, each in known.items()}, 0)
     plan = planner.take(10.0)
     assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [[], [(4, 0, 8)], []]

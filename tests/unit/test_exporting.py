@@ -17,12 +17,12 @@ from headrace.trainer.checkpoint.commits import MANIFEST, Commit, Commits
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
-from headrace.trainer.exports.export_settings import ExportSettings
-from headrace.trainer.exports.exporter_process import ExportAnswer
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportSettings
 from headrace.trainer.job_status import LastExport
 from headrace.trainer.journal.log import LogFull
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation
-from headrace.trainer.rank0.operations import ClosingPass, cut_of
+from headrace.trainer.rank0.job_in_force import cut_of
+from headrace.trainer.rank0.operations import ClosingPass
 from tests.fakes.manifests import manifest_of
 
 HOUR = 3600.0
@@ -112,7 +112,7 @@ class World:
         self.last_s = time_s if time_s is not None else getattr(self, "last_s", None)
         stats = {"default": TableStats(1, 1, 1, {}, sweeping=self.sweeping)}
         closing = ClosingPass(
-            version=self.version, day=0, ticks=0, event_time_s=self.last_s, pass_times_s=times_s, wall_s=time.time(),
+            version=self.version, day=0, event_time_s=self.last_s, pass_times_s=times_s, wall_s=time.time(),
             day_end_s=day_end_s, stats=stats, positions={"p": self.version}, num_samples=samples,
             metrics={"window": {"ctr": {"auc": auc}}}, ended=ended,
         )  # fmt: skip

@@ -3,13 +3,8 @@
 import pytest
 
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.exporter_process import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    ExportAnswer,
-    ExportAttempts,
-    ExportRequest,
-)
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
+from headrace.trainer.exports.exporter_process import FIRST_PAUSE_S, LONGEST_PAUSE_S, ExportAttempts
 
 
 class Exporter:

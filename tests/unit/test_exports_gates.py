@@ -1,11 +1,14 @@
 """Gates: what passes, what does not, and what is said then."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
-from headrace.trainer.config import GatesSection
 from headrace.trainer.exports.gates import GateFacts, check_gates
+from headrace.trainer.exports.scores import Score
+from headrace.trainer.guard_config import GatesSection
 
 WINDOW = {"click": {"auc": 0.71, "calibration": 1.02}, "dwell": {"auc": None, "calibration": 0.9}}
 
@@ -59,3 +62,33 @@ def test_golden_predictions_are_asked_for_where_there_are_any():
     assert failures(GateFacts(golden=(False, "predictions differ by 1"))) == ["golden: predictions differ by 1"]
     assert failures(GateFacts(golden=(False, "predictions differ by 1")), golden=False) == []
     assert failures(GateFacts(golden=(True, ""))) == []
+
+
+SCORE = Score(version=5, commit="t1-0000000005-g1", at="", metrics={"tasks": WINDOW})
+
+
+@pytest.mark.parametrize(
+    ("gate", "score", "words"),
+    [
+        ({"auc_min": 0.7}, SCORE, None),
+        ({"auc_min": 0.72}, SCORE, "auc of the evaluator is below 0.72: 0.71 (click)"),
+        ({"calibration": (0.8, 1.1), "auc_min": 0.5}, SCORE, None),
+        ({"calibration": (0.95, 1.1), "auc_min": 0.72}, SCORE,
+         "auc of the evaluator is below 0.72: 0.71 (click); "
+         "calibration of the evaluator is not within 0.95 and 1.1: 0.9 (dwell)"),
+        ({"logloss_max": 0.3}, SCORE, "logloss of the evaluator: no task has one yet"),
+        ({"auc_min": 0.5, "wait": 2.5}, None, "the evaluator has not scored this version within 2.5 s"),
+        ({"auc_min": 0.5}, replace(SCORE, error="no label"), "the evaluator cannot score this version: no label"),
+    ],
+)  # fmt: skip
+def test_a_score_of_the_evaluator_must_be_there_and_within_its_limits(gate, score, words):
+    facts = GateFacts(score=score)
+    assert failures(facts, evaluator=gate) == ([] if words is None else [words])
+    json.dumps([each.message() for each in check_gates(GatesSection(evaluator=gate), facts).values()], allow_nan=False)
+
+
+def test_a_log_loss_above_its_limit_does_not_pass():
+    high = replace(SCORE, metrics={"tasks": {"click": {"logloss": 0.5}}})
+    why = "logloss of the evaluator is above 0.4: 0.5 (click)"
+    assert failures(GateFacts(score=high), evaluator={"logloss_max": 0.4}) == [why]
+    assert failures(GateFacts(score=high), evaluator={"logloss_max": 0.5}) == []

@@ -24,7 +24,7 @@ from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.config import ExportSection, ModelSection, TaskSection
 from headrace.trainer.exports import golden
-from headrace.trainer.exports.exporter_process import ExportRequest
+from headrace.trainer.exports.export_messages import ExportRequest
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import ServedRows, write_model
 from headrace.trainer.exports.onnx_model import with_weights

@@ -145,6 +145,15 @@ def test_tracing_changes_nothing_of_the_job():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_model_is_traced_without_its_weights():
+    """As stage 3 of the dense strategy "sharded" has it between steps."""
+    shape = SHAPES["pooled"]
+    model = load_model(ModelSection(name="deepfm"), shape, Path("."))
+    for parameter in model.parameters():
+        parameter.data = torch.tensor(float("nan")).expand(parameter.shape)
+    assert trace(model, shape, tasks(shape))
+
+
 def test_the_same_model_gives_the_same_bytes():
     shape = SHAPES["all"]
     model = load_model(ModelSection(name="dcn"), shape, Path("."))

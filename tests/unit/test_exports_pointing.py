@@ -12,6 +12,7 @@ from headrace.trainer.exports.destination import folder_destination, open_destin
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.pointers import HeadIsReplaced
 from tests.fakes.exports import write_export
+from tests.object_servers import azure, gcs  # noqa: F401
 from tests.s3_server import s3  # noqa: F401
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5]}
@@ -115,11 +116,11 @@ def test_a_current_json_that_a_killed_process_left_unfinished_is_removed(folder,
     assert sorted(path.name for path in folder.glob("current.json*")) == ["current.json", "current.json.mine"]
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
 def outlet(request, folder):
     if request.param == "folder":
         return folder_destination(folder)
-    address = request.getfixturevalue("s3").uri("bucket", uuid.uuid4().hex)
+    address = request.getfixturevalue(request.param).uri("bucket", uuid.uuid4().hex)
     found = open_destination(address, "small", folder / "scratch", Deadline.after(60))
     for path in (folder / "t1").glob("*/*"):
         found.put(str(path.relative_to(folder)), path.read_bytes())

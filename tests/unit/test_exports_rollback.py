@@ -10,8 +10,8 @@ from headrace.codec import plain, typed
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import pointers
 from headrace.trainer.exports.destination import folder_destination
+from headrace.trainer.exports.export_messages import ExportRequest
 from headrace.trainer.exports.exporter import export, point_back
-from headrace.trainer.exports.exporter_process import ExportRequest
 from headrace.trainer.exports.manifest import ManifestUnusable
 from headrace.trainer.exports.rollback import RollbackState, has_fallen
 from headrace.trainer.guard_config import RollbackSection

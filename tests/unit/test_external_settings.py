@@ -7,6 +7,7 @@ from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.service.cli.worker_command import ranks_of
 from headrace.service.cluster.machine import input_files
+from headrace.service.cluster.worker_plan import plan_job
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import load_job
 from headrace.service.spec.launchers import check_launcher
@@ -83,4 +84,22 @@ store.path = "store"
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "mine.py").write_text("")
     files = input_files(load_job(tmp_path / "job.toml"))
-    assert files == ["generator.py", "nets/mine.py", "part-9.txt", "part-10.txt"]
+    assert files == ["generator.py", "part-9.txt", "part-10.txt", "nets/mine.py"]
+
+
+def test_trainers_need_no_generator_and_no_source_files_where_there_are_readers(tmp_path):
+    (tmp_path / "job.toml").write_text("""
+name = "own"
+sources.lines = {kind = "files", paths = ["part-*.txt"]}
+pipe.command = ["python", "generator.py"]
+slots = [{names = ["user"]}, {name = "click", kind = "meta"}]
+tasks = [{name = "ctr", label = "click"}]
+model.class = "mine:Net"
+store.path = "store"
+cluster = {readers = 2, launcher = "external"}
+""")
+    for name in ("generator.py", "part-1.txt", "mine.py"):
+        (tmp_path / name).write_text(name)
+    plan = plan_job(load_job(tmp_path / "job.toml"), tmp_path / "run", generation=1)
+    assert [set(each.config["digests"]) for each in plan.readers] == [{"generator.py", "part-1.txt"}] * 2
+    assert [set(each.inputs) for each in plan.trainers] == [{"mine.py"}]

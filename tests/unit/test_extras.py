@@ -34,6 +34,7 @@ PLACES = {
     "nicegui": ("headrace.service.ui",),
     "psycopg": (),
     "ray": ("headrace.service.cluster.ray_driver",),
+    "tensorboard": (),
     "torch": (
         "headrace.trainer.collectives",
         "headrace.trainer.dense",
@@ -115,7 +116,9 @@ def test_only_its_own_rooms_need_a_library_of_an_extra(library):
 
 def test_the_table_names_every_library():
     assert PLACES.keys() == LIBRARIES.keys()
-    assert all(needing(library) for library in PLACES.keys() - {"psycopg"}), "else the test above finds nothing"
+    assert all(needing(library) for library in PLACES.keys() - {"psycopg", "tensorboard"}), (
+        "else the test above finds nothing"
+    )
 
 
 def distributions_of(texts):
@@ -149,9 +152,9 @@ def test_the_extra_of_a_message_brings_the_library(module):
 
 def test_all_has_every_extra_but_those_for_a_cluster_and_for_us():
     (text,) = EXTRAS["all"]
-    assert Requirement(text).extras == EXTRAS.keys() - {"all", "dev", "docs", "ray"}
+    assert Requirement(text).extras == EXTRAS.keys() - {"all", "bench", "dev", "docs", "ray", "tensorboard"}
     (text,) = (each for each in EXTRAS["dev"] if each.startswith("headrace"))
-    assert Requirement(text).extras == {"all", "ray"}
+    assert Requirement(text).extras == {"all", "bench", "ray", "tensorboard"}
 
 
 # Messages

@@ -28,9 +28,9 @@ class Shards:
 
 class World:
     def __init__(self):
-        self.weights, self.model, self.traced = torch.zeros(2), {"format": 1}, 0
+        self.weights, self.model, self.traced, self.whole = torch.zeros(2), {"format": 1}, 0, {"": None}
         self.shards = Shards()
-        tensors = lambda: {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
+        tensors = lambda: self.whole and {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
         times = {3: {"oldest_s": [11.0], "count": [2]}}
         telling = FeedContent("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
         self.trouble = ""
@@ -137,3 +137,12 @@ def test_ports_are_opened_at_the_first_request_and_stay(world):
     answer = world.rank0.answer({"do": "feed"})
     assert world.rank0.answer({"do": "feed"}) == answer and world.shards.secrets == [answer["secret"]]
     assert answer["shards"] == ["127.0.0.1:1"] and (answer["job"], answer["generation"]) == ("job", 4)
+
+
+def test_a_model_whose_parts_are_with_other_ranks_is_published_once_they_are_gathered(world):
+    world.whole, subscription = None, world.listen()
+    world.rank0.tick(1)
+    assert not heard(subscription) and not world.shards.published and world.rank0.due(1), "rank 0 lacks some"
+    world.whole = {"": None}
+    world.rank0.tick(1)
+    assert [part.version for part in heard(subscription)][-1:] == [1] and not world.rank0.due(1)

@@ -37,7 +37,7 @@ def numbers(passes):
 def test_without_records_there_is_no_history():
     history = of()
     assert (history.timeline, history.generation, history.closed, history.last_number) == ("", 0, 0, 0)
-    assert (history.after(0), history.unclosed(), history.spec, history.begins_late) == ([], [], None, False)
+    assert (history.after(0), history.unclosed(), history.spec) == ([], [], None)
 
 
 def test_closed_passes_come_before_open_ones_each_as_logged():
@@ -65,7 +65,12 @@ def test_a_pass_with_the_number_of_a_withdrawn_one_is_replayed():
 def test_an_operation_acts_at_the_close_after_it():
     history = of(claim(1), operation(SPEC), plan(1), close(1), operation(SHRINK), plan(2), close(2), operation(SHRINK))
     assert [record.number for record in history.operations] == [2, 5, 8]
-    assert [[record.number for record in history.operations_at(version)] for version in (1, 2, 3)] == [[2], [5], []]
+    at = history.operations_by_version()
+    assert {version: [record.number for record in records] for version, records in at.items()} == {
+        1: [2],
+        2: [5],
+        None: [8],
+    }
     assert [record.number for record in history.waiting()] == [8]
 
 
@@ -116,7 +121,6 @@ def test_a_timeline_that_is_claimed_again_continues():
 
 def test_a_pruned_log_replays_only_complete_passes():
     history = of(claim(1, closed=4), close(5), plan(6), close(6), begin=20)
-    assert history.begins_late
     assert numbers(history.after(5)) == [(6, True, 23)]
     with pytest.raises(HistoryMissing, match="version 4 .* no plan 5"):
         history.after(4)

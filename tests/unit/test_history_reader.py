@@ -15,8 +15,11 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.features import pass_gate
 from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
+from headrace.trainer.status.time_spent import StepClock
 
 LAST = 3
 HISTORY = HistorySection(key="user", of="item", last=LAST, when="click")
@@ -136,3 +139,32 @@ def test_a_history_has_the_rows_of_the_slot_that_it_remembers():
 def test_a_history_has_no_settings_of_slots_that_are_emitted(more):
     with pytest.raises(ValueError, match=r"leave max_len out|a history has no"):
         SparseSlot(name="past", history=HISTORY, **more)
+
+
+def test_the_time_that_a_pass_waits_for_the_questions_of_others_is_counted_apart(monkeypatch):
+    """It is no part of a rank's speed."""
+    at_s = iter([10.0, 12.5, 20.0, 21.0, 30.0, 34.0])
+    monkeypatch.setattr(pass_gate.time, "monotonic", lambda: next(at_s))
+    gated = GatedReader(Blocks([]))
+    gated.opened(1)
+    for _ in range(2):
+        with gated.asking():
+            pass
+    assert gated.asked_s() == 3.5
+    gated.opened(2)
+    with gated.asking():
+        pass
+    assert gated.asked_s() == 4.0
+
+
+def test_only_questions_that_are_asked_while_a_pass_is_learnt_are_taken_from_its_time():
+    """With `metrics.infer_first` a pass is predicted, and its questions asked, before it is learnt."""
+    now_s, asked_s = [100.0], [0.0]
+    clock = StepClock(120.0, lambda: now_s[0])
+    clock.asked_s = lambda: asked_s[0]
+    for before_s, within_s, wanted_s in ((3.0, 0.0, 4.0), (0.0, 3.0, 1.0), (3.0, 5.0, 0.0)):
+        asked_s[0] = before_s
+        clock.pass_begins()
+        asked_s[0], now_s[0] = asked_s[0] + within_s, now_s[0] + 4
+        clock.pass_ends()
+        assert clock.pass_s == wanted_s

@@ -49,7 +49,6 @@ def test_a_history_has_a_table_of_its_own_on_the_shards(load):
         ('name = "clicked"', 'name = "clic.ked"', "names a table: give it at most 56 letters"),
         ('name = "clicked"', 'name = "clicked"\nvalues = "string"', "values: is 'string'; slot 'b' has 'uint64'"),
         ('name = "clicked"', 'name = "clicked"\ntable = "other"', "a history has the rows of slot 'b'"),
-        ("[train]", '[train]\nmode = "async"', """train.mode: is 'async', and slot 'clicked' is a history"""),
         ("[tables.default]", "[tables.history-clicked]\n[tables.default]", "tables.history-clicked"),
     ],
 )
@@ -67,11 +66,6 @@ def test_a_history_that_does_not_fit_is_refused_with_its_key(load, old, new, sai
         ('click = "click"', 'click = "d"', "counters.click: 'd' is not a meta slot with a number"),
         ('["all"]', '["1h"]', "counters.windows: source 'lines' has no event_time, which windows need"),
         ('name = "counts"', 'name = "cou.nts"', "names a table: give it at most 56 letters"),
-        (
-            "[train]",
-            '[train]\nmode = "async"',
-            """train.mode: is 'async', and slot 'counts' is counters: counters need""",
-        ),
         ("[tables.default]", "[tables.counters-counts]\n[tables.default]", "tables.counters-counts"),
     ],
 )

@@ -12,6 +12,7 @@ from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import TableSection
+from headrace.pserver.lifecycle.aging import RowStatistics
 from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import HEAD
@@ -475,6 +476,14 @@ def test_keys_are_this_jobs_and_weights_are_taken(tmp_path, taken):
     assert taken(path) == {("a", 1): [0.5, *VECTORS[0]], ("b", 2): [-0.5, *VECTORS[1]]}
 
 
+def test_shows_and_clicks_come_with_their_rows(tmp_path, job_of):
+    path = parquet(tmp_path / "x.parquet", slot=["a", "b"], sign=[1, 2], vector=VECTORS, show=[8, 3], click=[2.5, 0])
+    import_into(job := job_of(), ImportRequest(str(path)))
+    words = words_of(job, tmp_path)
+    found = RowStatistics.of_words(np.stack([words[key_of_reference(n, GROUPS[s])] for s, n in (("a", 1), ("b", 2))]))
+    assert (found.show.tolist(), found.click.tolist(), found.last_seen_day.tolist()) == ([8, 3], [2.5, 0], [0, 0])
+
+
 def test_one_slot_named_needs_no_column(tmp_path, taken):
     path = parquet(tmp_path / "x.parquet", sign=[3, 4], vector=VECTORS)
     assert taken(path, slots="b").keys() == {("b", 3), ("b", 4)}
@@ -495,6 +504,9 @@ def test_one_slot_named_needs_no_column(tmp_path, taken):
         ({"slot": ["a", "b"], "sign": [1, 2], "vector": [[1.0], [2.0]]}, "row 0: has dim 1; .* has 4"),
         ({"slot": ["a", "b"], "sign": [1, 2], "vector": [VECTORS[0], [1e300] * 4]}, "sign 2: its vector is not"),
         ({"slot": ["a", "a"], "sign": [1, 1], "vector": VECTORS}, "row 0 .* and x.parquet, row 1"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": VECTORS, "show": ["1", "2"]}, "show: is string, must be a n"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": VECTORS, "show": [1.0, float("nan")]}, "its show is not a f"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": VECTORS, "click": [1, -1]}, "row 1: its click is below 0"),
     ],
 )
 def test_columns_that_do_not_fit_are_named(tmp_path, job_of, columns, words):

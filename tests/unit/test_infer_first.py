@@ -16,7 +16,7 @@ from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.features.training_batches import BatchMaker
 from headrace.trainer.status.time_spent import StepClock
 from headrace.trainer.train.infer_first import InferFirst, announced_ahead, num_bytes
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import Stepper, StepSettings
 from tests.unit.test_step import CTR, SCHEMA, TABLES, Sums, samples
 
 SOON = Deadline.after(60)
@@ -45,7 +45,8 @@ class World:
         self.maker.expect(1, True)
         self.shards.open_pass(1, SOON)
         model = Sums()
-        self.stepper = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
+        settings = StepSettings(schema=SCHEMA, tasks=[CTR], train=TrainSection())
+        self.stepper = Stepper(model, settings, KernelPooling(1), torch.device("cpu"))
         self.noted = Noted(other_ranks)
         metrics = MetricsSection(infer_first=True, infer_first_memory=memory)
         self.infer_first = InferFirst(self.shards, self.stepper, self.noted, metrics, 60.0, StepClock(60.0))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.keys import GOLDEN, MASK, mix_reference
-from headrace.pserver.config import Ftrl, Initial, SlotLife, TableSection
+from headrace.pserver.config import Initial, SlotLife, TableSection
+from headrace.pserver.row_optimizers import Ftrl
 from headrace.pserver.rows.initial_values import (
     DRAWS,
     NORMAL,

@@ -51,9 +51,7 @@ def test_a_join_has_a_table_of_its_own_on_the_shards(load):
         ("[join]", HISTORY, "join: slot 'past' is filled by the job, and a job with a join"),
         ('max_ahead = "1h"', 'max_ahead = "0s"', "join.max_ahead"),
         ('max_ahead = "1h"', 'max_ahead = "59m"', "join.max_ahead: is 3540 s, less than passes.max_skew = 3600 s"),
-        ("[train]", '[train]\nmode = "async"', "train.mode: is 'async'; a join needs"),
         ("[tables.default]", f"[tables.{JOIN_TABLE}]\n[tables.default]", f"tables.{JOIN_TABLE}"),
-        ("[store]", '[predict]\noutput = "out"\ninput = { paths = ["x"] }\n[store]', "predict: prediction jobs with"),
     ],
 )  # fmt: skip
 def test_a_join_that_does_not_fit_is_refused_with_its_key(load, old, new, said):

@@ -24,11 +24,14 @@ from headrace.service.server.foreground_run import _age_lines
 from headrace.service.ui.api_client import RequestRefused
 from headrace.service.ui.job_guards import (
     AGE_COLUMNS,
+    SCORE_COLUMNS,
     SLOT_COLUMNS,
     GuardsPart,
     age_rows,
     diagnosis_rows,
     measured_text,
+    score_rows,
+    scored_text,
 )
 from tests.fakes.asked_api import api
 from tests.fakes.shown_page import labels_of
@@ -129,6 +132,19 @@ def test_the_tab_shows_both_and_why_slots_cannot_be_told(tmp_path):
         served.api.state.statuses.kept.drop(("doctor", "news"))
         told = labels_of(shown)
     assert "-0.0200" in told and any("holds a run of job 'other'" in each for each in told)
+
+
+def test_the_tab_shows_the_newest_score():
+    found = {
+        "version": 1200, "at": "2026-11-29T13:30:06+00:00", "samples": 5000, "scored": 3, "error": "",
+        "tasks": {"ctr": {"auc": 0.7, "logloss": 0.4}},
+    }  # fmt: skip
+    [(task, cells)] = score_rows(found)
+    assert (task, [cell.text for cell in cells]) == ("ctr", ["ctr", "0.7000", "–", "0.4000", "–"])
+    assert len(cells) == len(SCORE_COLUMNS)
+    assert scored_text(found) == "Version 1,200, at 2026-11-29 13:30:06 UTC, on 5,000 samples; versions scored: 3."
+    assert scored_text({**found, "error": "why"}).endswith("it cannot be scored: why")
+    assert "no section" in scored_text(None) and "yet" in scored_text({"version": None}) and score_rows(None) == []
 
 
 def test_a_slot_on_the_page_has_its_signs():

@@ -2,9 +2,11 @@
 
 import base64
 import fcntl
+import itertools
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ from headrace.dataset.loader.kept_files import KeptFiles, drop_kept
 from headrace.dataset.loader.kept_segments import MemorySegments
 from headrace.dataset.loader.pass_shuffle import RankShare
 from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.sample_columns import columns_of, file_of, samples_of
 from headrace.dataset.sources.repeated import RepeatedSource
 from headrace.dataset.spec.config import ColumnsPipe, DeadLettersSection, EventTime, SourceSection
 from headrace.dataset.spec.epochs import in_epoch
@@ -209,17 +213,21 @@ def test_a_folder_at_its_bound_takes_no_more_files(tmp_path):
     assert not list((tmp_path / "kept").iterdir())
 
 
-def test_texts_and_weights_come_back(tmp_path):
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("offsets", [[0, 2, 3], [0, 1, 2], [1, 2, 3]])
+def test_texts_and_weights_come_back(narrow, offsets):
     weighted = Schema.of(validate(SlotsSpec, {"slots": [{"name": "w", "weighted": True}]}).slots)
-    from headrace.dataset.loader.kept_files import _columns, _samples
-    from headrace.dataset.samples.batch import Ragged, Samples
-
-    column = Ragged(np.array([1, 2, 3], np.uint64), np.array([0, 2, 3]), np.array([0.5, 1, 2], np.float32))
+    column = Ragged(np.array([1, 2, 3], np.uint64), np.array(offsets), np.array([0.5, 1, 2], np.float32))
     samples = Samples({"w": column}, {}, {}, np.array([4, 5]), np.full(2, np.nan))
-    import pyarrow as pa
-
-    found = _samples(pa.RecordBatch.from_pydict(_columns(samples)), weighted).sparse["w"]
-    assert found.weights_N.tolist() == [0.5, 1, 2] and found.offset_B1.tolist() == [0, 2, 3]
+    data = file_of(columns_of(samples, narrow=narrow), {}, packed=narrow)
+    found = samples_of(pa.ipc.open_file(pa.py_buffer(data)).get_batch(0), weighted).sparse["w"]
+    lists = list(itertools.pairwise(offsets))
+    assert [found.weights_N[begin:end].tolist() for begin, end in itertools.pairwise(found.offset_B1)] == [
+        column.weights_N[begin:end].tolist() for begin, end in lists
+    ]
+    assert [found.values_N[begin:end].tolist() for begin, end in itertools.pairwise(found.offset_B1)] == [
+        column.values_N[begin:end].tolist() for begin, end in lists
+    ]
 
 
 def test_files_hold_no_bytes_of_rejected_events_and_letters_do(tmp_path):

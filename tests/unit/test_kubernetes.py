@@ -166,6 +166,28 @@ def test_the_figures_of_a_job_are_for_prometheus_of_one_namespace_if_it_is_named
         kubernetes_validate.validate(job, version, strict=True)
 
 
+def test_an_elastic_job_begins_with_its_least_pods_and_lets_the_others_go():
+    objects = objects_of("cluster.trainers={min=2,max=5}", "cluster.shards=2")
+    assert sum(each["spec"]["parallelism"] for each in objects if each["kind"] == "Job") == 7
+    kinds = {each["kind"]: each["spec"] for each in objects if each["metadata"]["name"] == "clicks"}
+    assert kinds["PodGroup"]["minMember"] == 4 and kinds["PodDisruptionBudget"]["minAvailable"] == 3
+
+
+def test_readers_are_a_job_of_their_own_that_trainers_may_call():
+    objects = objects_of("cluster.readers=3", "cluster.resources.reader={cores=4,memory='2GiB'}")
+    (readers,) = (each for each in objects if each["metadata"]["name"] == "clicks-readers")
+    assert readers["spec"]["completions"] == 3
+    (container,) = readers["spec"]["template"]["spec"]["containers"]
+    assert "--role=reader" in container["command"] and container["resources"]["limits"]["cpu"] == "4"
+    (policy,) = (each for each in objects if each["metadata"]["name"] == "clicks-workers" and "ingress" in each["spec"])
+    chosen = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["trainer", "shard", "reader"]}
+    assert chosen in policy["spec"]["podSelector"]["matchExpressions"]
+    for version in VERSIONS:
+        kubernetes_validate.validate(readers, version, strict=True)
+    with pytest.raises(SpecError, match="resources.reader.memory"):
+        objects_of("cluster.readers=3")
+
+
 @pytest.mark.parametrize("namespace", ["", "Monitoring", "a" * 64, "-a"])
 def test_figures_are_for_a_namespace_that_can_be(namespace):
     with pytest.raises(SpecError, match="--metrics-from: '.*' is not the name of a namespace"):
@@ -214,6 +236,10 @@ def test_small_files_travel_and_a_change_of_the_job_file_is_seen(tmp_path):
     volumes = pods_of(objects)["clicks-trainers"]["spec"]["volumes"]
     (items,) = [each["configMap"]["items"] for each in volumes if each["name"] == "job"]
     assert {"key": "own__towers.py", "path": "own/towers.py"} in items
+    (worker,) = pods_of(objects)["clicks-trainers"]["spec"]["containers"]
+    files = {each["mountPath"]: each["subPath"] for each in worker["volumeMounts"] if each["name"] == "job"}
+    names = "job.toml", "generator.py", "own/towers.py"
+    assert files == {f"/srv/job/{name}": name for name in names}, "a whole ConfigMap is a folder of links"
     (tmp_path / "generator.py").write_text("#" * MAX_BYTES)
     with pytest.raises(SpecError, match="put large files into the image"):
         objects_of(job=tmp_path / "job.toml")
@@ -234,6 +260,7 @@ def test_a_file_of_the_pipe_that_is_not_there_is_named(tmp_path):
 
 
 KAFKA = 'sources.lines={kind="kafka",topics=["t"],options={bootstrap_servers="b:9092",%s}}'
+PREDICT = 'predict={%s,output="%s",input={paths=["a"],root="%s"}}'
 REFUSED = {
     "name=Clicks": "name: 'Clicks' cannot be in names of Kubernetes",
     "cluster.launcher=local": "cluster.launcher: is 'local': pods join the launcher; set \"external\"",
@@ -243,11 +270,14 @@ REFUSED = {
     "cluster.resources.shard.memory=0": "cluster.resources.shard.memory: is not set",
     'store={path="/srv/store/s",parts="shared"}': "store.parts: is 'shared': disks of pods go with them",
     "store.path=store": "store.path: is 'store': set an absolute path",
-    'sources.lines={kind="files",paths=["*.txt"]}': "sources.lines.root: is not set: a pod has no such files",
+    'sources.lines={kind="files",paths=["*.txt"]}': "sources.lines.paths: are not in a pod: set root",
     KAFKA % 'sasl_plain_password="hunter2"': "sasl_plain_password: is written in the job file",
     KAFKA % 'sasl_plain_password={file="secret"}': "sasl_plain_password: names a file",
     KAFKA % 'ssl_cafile="ca.pem"': "ssl_cafile: names a file",
     'exports.serving={base="1h"}': "exports.serving.path: is a folder of a pod",
+    PREDICT % ('on="here"', "s3://b/p", "s3://b/e"): 'predict.on: is "here"',
+    PREDICT % ('on="cluster"', "out", "s3://b/e"): "predict.output: is a folder of a pod",
+    'predict={on="cluster",output="s3://b/p",input={paths=["a"]}}': "predict.input.paths: are files that pods do not",
 }
 
 
@@ -265,17 +295,10 @@ CLASSES = (
 MODEL = 'model={name="next_item",settings={classes=100,'
 
 
-@pytest.mark.parametrize("mode", ['mode="divided"', 'mode="sampled",samples=9,recall_at=[]'])
-def test_replicas_of_a_job_without_a_live_feed_are_refused(mode):
-    divided = *CLASSES, MODEL + mode + "}}", 'dense.optimizer={kind="adagrad"}'
-    with pytest.raises(SpecError, match=r"^model.settings.mode: is '\w+': items are divided .* Leave out --replicas"):
-        render_job(JOB, divided, ALL)
-    assert "replica" not in "".join(render_job(JOB, divided, ManifestSettings()))
-
-
-def test_replicas_follow_a_job_whose_trainers_have_all_items():
-    full = *CLASSES, MODEL + 'mode="full"}}'
-    assert any("replica" in name for name in render_job(JOB, full, ALL))
+@pytest.mark.parametrize("mode", ['mode="full"', 'mode="divided"', 'mode="sampled",samples=9,recall_at=[]'])
+def test_replicas_follow_a_job_of_many_items_wherever_these_are(mode):
+    given = *CLASSES, MODEL + mode + "}}", 'dense.optimizer={kind="adagrad"}'
+    assert any("replica" in name for name in render_job(JOB, given, ALL))
 
 
 def test_secrets_are_named_and_not_shown():

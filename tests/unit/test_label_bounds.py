@@ -115,10 +115,8 @@ def test_the_number_of_classes_is_that_of_the_model(tmp_path):
 REFUSED = {
     "train.staleness=1": "train.staleness: does not work with items that are divided over trainers",
     "train.learn=false": "train.learn: does not work with items that are divided",
-    "train.amp='bfloat16'": "train.amp: does not work with items that are divided",
     "metrics.infer_first=true": "metrics.infer_first: does not work with items that are divided",
     "dense.strategy='sharded'": "dense.strategy: does not work with items that are divided",
-    "dense.accumulate=2": "dense.accumulate: does not work with items that are divided",
     "dense.overlap=true": "dense.overlap: does not work with items that are divided",
     "dense.compression='bf16'": "dense.compression: does not work with items that are divided",
     "dense.hierarchy={group=2}": "dense.hierarchy: does not work with items that are divided",
@@ -131,8 +129,9 @@ REFUSED = {
     "model.settings={}": "model.settings.classes",
     "model.settings={classes=100,without='itm'}": "model.settings.without",
     "model={name='deepfm'}": 'tasks.0.loss: "softmax" is the loss of model "next_item"',
-    "tasks=[{name='next',label='next'}]": "tasks: next_item has one task",
-    "tasks=[{name='next',label='next',loss='softmax',weight=2.0}]": "tasks.0.weight: a task with many",
+    "tasks=[{name='next',label='next'}]": "tasks: the first task of next_item has loss",
+    "tasks=[{name='a',label='next'},{name='next',label='next',loss='softmax'}]": "tasks: the first task of next_item",
+    "tasks=[{name='next',label='next',loss='softmax',weight=2.0}]": "tasks.0.weight: this task is the only one",
 }
 
 

@@ -134,7 +134,7 @@ def test_workers_do_not_import_from_the_users_folder(plan):
 def test_shards_hold_dense_slices_where_they_train_them_and_not_where_they_predict(tmp_path):
     job = load_job(NEWS, [f"store.path={tmp_path}/store", "cluster={shards=1}", 'dense.strategy="shards"'])
     request = validate(PredictionRequest, {"input": {"paths": ["holdout.txt"]}, "output": "out", "shards": 1})
-    folders = PredictionFolders(output=tmp_path, commit=tmp_path, live=tmp_path, private=tmp_path)
+    folders = PredictionFolders(output="s3://bucket/out", commit=tmp_path, live=tmp_path, private=tmp_path)
     trained = plan_job(job, tmp_path / "run", 1, generation=1).shards
     predicted = plan_prediction(job, request, folders, 1.0, beside=False).shards
     held = [set(validate(ShardProcess, shard.config).tables) for shard in (*trained, *predicted)]
@@ -150,12 +150,12 @@ def test_predictors_and_shards_can_read_what_they_are_told(tmp_path, shards, bes
     raw = {"input": {"paths": ["holdout.txt"]}, "output": "out", "trainers": 3 if shards else 1, "shards": shards}
     request = validate(PredictionRequest, raw)
     folders = PredictionFolders(
-        output=tmp_path / "out", commit=tmp_path / "commit", live=tmp_path / "rows", private=tmp_path / "private"
+        output=str(tmp_path / "out"), commit=tmp_path / "commit", live=tmp_path / "rows", private=tmp_path / "private"
     )
     planned = plan_prediction(job, request, folders, 6.0, beside=beside)
     told = [validate(ShardProcess, shard.config) for shard in planned.shards]
     assert [(s.shard, s.num_shards, s.num_ranks, s.generation) for s in told] == [(n, 2, 3, 1) for n in range(shards)]
-    assert [s.live for s in told] == [tmp_path / f"rows/live-{n}" for n in range(shards)]
+    assert [s.live for s in told] == [tmp_path / f"rows/shard-{n}" for n in range(shards)]
     predictors = [validate(PredictWorker, {**p.config, "shards": ["a", "b"]}) for p in planned.predictors]
     assert [p.rank for p in predictors] == list(range(request.trainers))
     assert {p.cores for p in predictors} == {6.0 / request.trainers}

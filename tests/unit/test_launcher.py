@@ -2,13 +2,16 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace as plan_replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +21,9 @@ from msgspec.structs import replace
 
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.deadline import Deadline
-from headrace.errors import SpecError, Unavailable
+from headrace.errors import SpecError, Unavailable, Unwritable
 from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.process import unbuffered
 from headrace.retry import Backoff
 from headrace.rpc.role import RoleClient
 from headrace.service.cluster import job_runner, supervision
@@ -27,10 +31,11 @@ from headrace.service.cluster.child import ForkingStarter, Spawner
 from headrace.service.cluster.fetched_commits import HeadReplaced
 from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
-from headrace.service.cluster.runtime import TAIL_LINES
+from headrace.service.cluster.runtime import TAIL_LINES, WorkerRole
+from headrace.service.cluster.warm import warm_forkserver
 from headrace.trainer.job_status import StallStatus, Status
 from headrace.trainer.rank0.resize_messages import PrepareWorkers, encode_message
-from tests.fakes.launch import fake_launcher, fake_plan, starting
+from tests.fakes.launch import PRELOAD, fake_launcher, fake_plan, fake_worker, starting
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"drain_s": 20.0, "finish_s": 20.0, "end_s": 0.5, "settle_s": 0.2}
@@ -530,14 +535,71 @@ def test_phases_follow_one_another_where_they_drain(world):
     assert [text for _, text in world.lines] == ["first", "second"]
 
 
+class FullFirst(ProcessLauncher):
+    """A launcher whose disk is full when it starts a reader again for the first time."""
+
+    tries = 0
+
+    def start(self, specs, generation, **told):
+        if [each.name for each in specs] == ["reader-1"]:
+            self.tries += 1
+            if self.tries == 1:
+                raise Unwritable(specs[0].run_folder, OSError(28, "No space left on device"))
+            (specs[0].folder / "again").touch()
+        return super().start(specs, generation, **told)
+
+
+def test_a_reader_that_cannot_be_started_again_for_want_of_disk_does_not_end_the_job(world):
+    world.workers = world.held.enter_context(FullFirst(world.starter))
+    up, again = str(world.folder / "up"), str(world.folder / "again")
+    world.make([], [])
+    plan = fake_plan(world.folder, [], [[["serve"], ["write", up, ""], ["await_file", again], ["exit", 0]]])
+    scripts = [[["address"], ["sleep"]], [["address"], ["await_file", up], ["kill_self", 9]]]
+    readers = [
+        fake_worker(world.folder, plan.run_folder, WorkerRole.READER, number, do) for number, do in enumerate(scripts)
+    ]
+    world.launcher._phases = [lambda _: plan_replace(plan, readers=tuple(readers))]
+    assert world.launcher.run().code == 0
+    said = [text for name, text in world.lines if name == "launcher"]
+    text = f"{plan.run_folder} cannot be written: No space left on device; make room on this disk, or repair it"
+    told = "reader-1 does not run ({}): the others take over until it is started"
+    assert said[:3] == [
+        told.format("killed by SIGKILL"),
+        told.format(f"cannot be started: {text}"),
+        "reader-1 is started",
+    ]
+
+
 # -- the forkserver
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """Variables by which a launcher finds a warm forkserver."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with warm_forkserver(PRELOAD) as variables:
+            yield variables
+
+
+@pytest.fixture(params=["own", "warm"])
+def has_its_own(request, monkeypatch):
+    """The launcher of a process has a forkserver of its own, or one that a warm forkserver forked: whether it has."""
+    for name, text in request.getfixturevalue("warm").items() if request.param == "warm" else ():
+        monkeypatch.setenv(name, text)
+    return request.param == "own"
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def forkserver_of(world):
     """Its process number: it is the parent of workers."""
-    return int(Path(f"/proc/{world.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent_of(world.pids()[0])
 
 
+@pytest.mark.usefixtures("has_its_own")
 def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
     rank0 = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
     world.launch([SHARD], [rank0], max_restarts=1)
@@ -551,10 +613,11 @@ def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
     world.assert_nobody_left(forkserver)
 
 
-def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped(world):
+def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped(world, has_its_own):
     world.launch([SHARD], [TRAINER])
     world.until_said("up")
     forkserver = forkserver_of(world)
+    assert (parent_of(forkserver) == world.process.pid) == has_its_own
     for pid in world.pids():
         os.kill(pid, signal.SIGSTOP)
     world.process.kill()
@@ -575,3 +638,18 @@ def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch
         outcome = launcher.run()
     assert outcome.code == 70
     world.assert_nobody_left(*stopped)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_launcher_that_gives_up_leaves_neither_forkserver_nor_traceback(warm, is_there):
+    """It closes the connection before its forkserver is there, or with the answer unread."""
+    (address,) = warm.values()
+    request = {"prefix": sys.prefix, "environment": unbuffered(os.environ), "folder": os.getcwd(), "preload": []}
+    output, given = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control, open(output) as printed:
+        control.connect(address)
+        socket.send_fds(control, [json.dumps(request).encode()], [given, given])
+        os.close(given)
+        assert not is_there or select.select([control], [], [], 30)[0]
+        control.close()
+        assert printed.read() == "", "read to its end: the forkserver is gone"

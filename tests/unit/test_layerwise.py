@@ -11,7 +11,7 @@ from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense.flat_parameters import FlatOptimizer
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.dense_optimizers import DenseLamb, DenseLars
+from headrace.trainer.dense_optimizers import DenseLamb, DenseLars, Segments
 
 LAMB = DenseLamb(kind="lamb", lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.1)
 LARS = DenseLars(kind="lars", lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.05)
@@ -105,6 +105,32 @@ def test_the_parameters_of_a_model_are_scaled_one_by_one(kind):
     if kind == "lamb":
         assert learnt(1.0) == pytest.approx([LAMB.lr] * 4, rel=1e-4), "a step is a share of the weights' norm"
     assert learnt(1.0) == pytest.approx(learnt(100.0), rel=0.2), "whatever the size of the gradient"
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_an_excluded_parameter_learns_as_one_without_weight_decay(kind):
+    start = torch.randn(32, generator=torch.Generator().manual_seed(1))
+    places, names = [(0, 16), (16, 32)], ["deep.weight", "deep.bias"]
+
+    def learnt(**settings):
+        flat = start.clone()
+        optimizer = FlatOptimizer(flat, BOTH[kind].model_copy(update=settings), Segments(places, names))
+        for step in range(3):
+            optimizer.step(torch.randn(32, generator=torch.Generator().manual_seed(10 + step)))
+        return flat
+
+    found, with_decay, without = learnt(no_decay=("bias",)), learnt(), learnt(weight_decay=0.0)
+    assert torch.equal(found[:16], with_decay[:16]) and torch.equal(found[16:], without[16:])
+    assert not torch.equal(with_decay, without)
+
+
+def test_epsilon_of_lars_is_added_to_the_norms():
+    flat = torch.tensor([3.0, 4.0])
+    optimizer = FlatOptimizer(flat, LARS.model_copy(update={"epsilon": 4.5, "weight_decay": 0.1}), [(0, 2)])
+    optimizer.step(torch.tensor([0.0, 5.0]))
+    local = 0.05 * 5 / (5 + 0.1 * 5 + 4.5)
+    expected = [3 - 2 * local * 0.3, 4 - 2 * local * 5.4]
+    assert flat.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", BOTH)

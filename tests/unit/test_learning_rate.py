@@ -34,10 +34,10 @@ class Recorder:
         self.rates.append(lr)
 
 
-def rate(schedule=None, lr=0.5):
+def rate(schedule=None, lr=0.5, **more):
     dense = Recorder()
     section = {"optimizer": {"kind": "sgd", "lr": lr}} | ({} if schedule is None else {"schedule": schedule})
-    return LearningRate(dense, DenseSection.model_validate(section)), dense
+    return LearningRate(dense, DenseSection.model_validate(section | more)), dense
 
 
 def test_a_constant_rate_sets_nothing_and_leaves_digests_alone():
@@ -62,6 +62,17 @@ def test_a_schedule_counts_the_versions_before_a_pass():
         counted.open_pass(version)
         counted.step(9)
     assert dense.rates == [0.5, 0.5, 0.25, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(("strategy", "share"), [("all_reduce", 1.0), ("shards", 0.5)])
+def test_on_shards_the_shown_rate_counts_samples_of_predicted_passes_as_shards_do(strategy, share):
+    counted, _ = rate({"kind": "piecewise", "at": [400], "shares": [1.0, 0.5]}, strategy=strategy)
+    counted.open_pass(1)
+    counted.step(100)
+    counted.open_pass(2, 100)  # its 300 samples are predicted
+    counted.open_pass(3, 400)
+    counted.step(50)
+    assert counted.value == 0.5 * share
 
 
 def test_the_count_of_a_commit_continues_the_rates_to_the_bit():

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from headrace.errors import DeadlineExceeded, HeadraceError, SpecError
-from headrace.lifecycle import ExitCode, exit_code_of, on_stop_signal, stop_flag
+from headrace.lifecycle import ExitCode, error_in, exit_code_of, on_stop_signal, stop_flag
 
 WATCHED = """
 import os, subprocess
@@ -19,6 +19,16 @@ end_with_parent()
 print(child.pid, flush=True)
 child.wait()
 """
+
+
+def test_the_message_of_an_error_is_found_in_the_last_lines(capsys):
+    def fails():
+        raise SpecError("two\nlines", "a.b")
+
+    exit_code_of(fails)
+    printed = capsys.readouterr().err.splitlines()
+    assert error_in(["error: an older one", "more", *printed]) == str(SpecError("two\nlines", "a.b"))
+    assert error_in(["all is well"]) == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

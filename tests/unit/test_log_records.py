@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dataset.stream.source import Segment
+from headrace.pserver.protocol.table_operations import SLOT_CHANGES, ClearSlot
 from headrace.trainer.journal import records
 from headrace.trainer.journal.log_file import RecordPlace, line_of, record_of
 from headrace.trainer.journal.partitions import KnownPartition
@@ -61,7 +62,7 @@ def strategy(cls):
 
 def values_of(hint):
     parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return st.one_of(*(BY_TYPE[part] for part in parts))
+    return st.one_of(*(strategy(part) if part in SLOT_CHANGES else BY_TYPE[part] for part in parts))
 
 
 SEGMENT = st.builds(Segment, TEXT, COUNT, COUNT, COUNT, TEXT)
@@ -124,6 +125,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         ),
         records.HoldOperation(table="t", rows=4, going=2, fraction=0.5, why="w"),
         records.ForgetOperation(id="i", slot="s", table="t", group=1, key=9),
+        records.SlotOperation(id="i", change=ClearSlot(slot="s", table="t", group=1)),
         records.ExportOperation(
             id=None, stream="s", type="base", name="n", version=1, timeline="t1", parent=None, all=False, why="w",
             clears=True, arithmetic="a", at_s=None, address="x", tables=["t"], dtype="float32", base_threshold=0.0,
@@ -162,6 +164,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         '"at_once":false,"rule":{"t":{}}}',
         '{"n":1,"kind":"operation","op":"hold","id":null,"table":"t","rows":4,"going":2,"fraction":0.5,"why":"w"}',
         '{"n":1,"kind":"operation","op":"forget","id":"i","slot":"s","table":"t","group":1,"key":9}',
+        '{"n":1,"kind":"operation","op":"slot","id":"i","change":{"op":"clear","slot":"s","table":"t","group":1}}',
         '{"n":1,"kind":"operation","op":"export","id":null,"stream":"s","type":"base","name":"n","version":1,'
         '"timeline":"t1","parent":null,"all":false,"why":"w","clears":true,"arithmetic":"a","at_s":null,"address":"x",'
         '"tables":["t"],"dtype":"float32","base_threshold":0.0,"delta_threshold":0.5,"delta_keep_days":null}',

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs_reference
+from headrace.trainer.metrics.measures import reliability, reliability_reference
 from headrace.trainer.metrics.meter import LocalReduce, Meter
 from headrace.trainer.metrics.samples import ObservedBatch
-from headrace.trainer.metrics.totals import FRACTION_ONE
+from headrace.trainer.metrics.totals import FRACTION_ONE, add_samples, empty
 
 CTR = TaskSection(name="ctr", label="click")
 STAY = TaskSection(name="stay", label="seconds", loss="mse")
@@ -411,3 +412,25 @@ def test_a_custom_metric_is_summed_like_the_others():
         one.close_pass(LocalReduce())
     prediction, _, weight = joined(batches)
     assert one.report()["life"]["ctr"]["share_above_half"] == (prediction[weight > 0] > 0.5).mean()
+
+
+@given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 1), st.integers(1, 4)), max_size=60))
+def test_the_reliability_curve_is_that_of_the_twin(samples):
+    totals = empty(1, 64)
+    prediction_B, label_B, weight_B = np.array(samples or [(0, 0, 0)], np.float32).T.copy()
+    add_samples(prediction_B / 64, label_B, weight_B, np.zeros(len(label_B), np.int64), True, totals)
+    found = reliability(totals[0])
+    assert found == [pytest.approx(each) for each in reliability_reference(totals[0])]
+    assert sum(each["weight"] for each in found) == weight_B.sum()
+
+
+def test_tenths_of_the_reliability_curve_hold_a_tenth_of_the_samples_each():
+    random = np.random.default_rng(3)
+    totals = empty(1, 65_536)
+    prediction_B = random.random(100_000).astype(np.float32)
+    label_B = (random.random(100_000) < prediction_B**2).astype(np.float32)
+    add_samples(prediction_B, label_B, np.ones_like(label_B), np.zeros(100_000, np.int64), True, totals)
+    found = reliability(totals[0])
+    assert [each["weight"] for each in found] == pytest.approx([10_000] * 10, abs=20)
+    assert [each["prediction"] for each in found] == pytest.approx([0.05 + 0.1 * n for n in range(10)], abs=0.01)
+    assert all(each["label"] == pytest.approx(each["prediction"] ** 2, abs=0.02) for each in found)

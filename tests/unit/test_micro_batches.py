@@ -12,8 +12,9 @@ from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.keys import key_of_reference
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import Keys, StepScale
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseSection
@@ -22,7 +23,7 @@ from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling
 from headrace.trainer.features.training_batches import BatchMaker, micro_batches, own_figures, step_weights
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import Stepper, StepSettings
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -90,7 +91,8 @@ class Rank:
     def __init__(self, ranks, shards, micro_batch=None, average=True, pooling=None):
         self.ranks, self.shards, self.average, self.net = ranks, shards, average, Net()
         self.dense = AllReduceDense(self.net, DenseSection(optimizer=DenseAdam(lr=0.1)), ranks)
-        self.stepper = Stepper(self.net, SCHEMA, TASKS, TrainSection(), pooling or KernelPooling(1), CPU)
+        settings = StepSettings(schema=SCHEMA, tasks=TASKS, train=TrainSection())
+        self.stepper = Stepper(self.net, settings, pooling or KernelPooling(1), CPU)
         tables = tables_of(SCHEMA, {"default": TABLE}, "y")
         self.maker = BatchMaker(tables, TASKS, "weight", shards, micro_batch=micro_batch)
         self.maker.expect(1, True)

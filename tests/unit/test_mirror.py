@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from headrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
-from headrace.blob.store_address import StoreKind, parse
+from headrace.blob.store_address import StoreKind, is_object_store, other_scheme, parse
 from headrace.codec import plain
+from headrace.config import validate
+from headrace.dataset.sources.files import FilesSource
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unwritable
 from headrace.trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
@@ -51,10 +53,17 @@ def test_the_mirror_needs_no_torch():
 # -- addresses
 
 
-def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
+def test_an_address_is_a_buckets_a_file_uri_or_a_folder(tmp_path):
     s3 = parse("s3://bucket/a/b/?region=eu-west-1&endpoint_override=localhost:9000")
     assert (s3.kind, s3.root, s3.bucket) == (StoreKind.S3, "bucket/a/b", "bucket")
     assert s3.options == {"region": "eu-west-1", "endpoint_override": "localhost:9000"}
+    google = parse("gs://bucket/a?endpoint_override=localhost:4443&scheme=http")
+    assert (google.kind, google.root, google.place) == (StoreKind.GCS, "bucket/a", "gs://bucket/a")
+    azure = parse("az://container/a?account=name")
+    assert (azure.kind, azure.root, azure.place) == (StoreKind.AZURE, "container/a", "az://name/container/a")
+    for hadoop in ("abfss://container@name.dfs.core.windows.net/a", "abfs://container@name.blob.core.windows.net/a/"):
+        same = parse(hadoop)
+        assert (same.kind, same.place, same.options) == (azure.kind, azure.place, azure.options)
     assert parse("file:///a%20b").root == "/a b"
     assert parse("mirror", tmp_path).root == str(tmp_path / "mirror")
 
@@ -63,13 +72,27 @@ def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
     ("text", "hint"),
     [
         ("", "is empty"),
-        ("gs://bucket", "gs:// is not supported"),
+        ("ftp://bucket", "ftp:// is not supported"),
+        ("hdfs://name/a", "hadoop distcp"),
+        ("gs:///prefix", "names no bucket"),
+        ("gs://bucket?region=x", "unknown options ['region']"),
+        ("az://container/p", "names no storage account"),
+        ("az://container/p?account=evil.com", "names no storage account"),
+        ("az://?account=name", "names no container"),
+        ("abfss://container/p", "names no storage account"),
+        ("abfss://container@name.evil.com/p", "is no host of Azure's storage"),
+        ("abfss://c@one.dfs.core.windows.net/p?account=two", "names the account 'one' as its host, and another one"),
         ("s3:///prefix", "names no bucket"),
         ("s3://bucket?acl=x", "unknown options ['acl']"),
         ("s3://evil.com\\/prefix", "is no name of a bucket"),
         ("s3://evil.com:80/prefix", "is no name of a bucket"),
         ("s3://bucket/p?region=evil.com/", "is no name of a region"),
         ("s3://bucket/p?scheme=ftp", "the scheme is http or https"),
+        ("s3://bucket/jobs#1", "has a '#', from which on it would be left out: write %23 before '1'"),
+        ("file:///jobs#1", "has a '#', from which on"),
+        ("gs://bucket/p?endpoint_override=", "the endpoint_override is none"),
+        ("gs://bucket/p?endpoint_override=ftp://host", "the endpoint_override is none"),
+        ("gs://bucket/p?endpoint_override=me:hunter2@host", "the endpoint_override is none"),
         ("s3://bucket/a//b", "has a part that is empty"),
         ("file://host/a", "no folder of this machine"),
     ],
@@ -78,12 +101,24 @@ def test_another_address_is_refused_with_a_hint(text, hint):
     with pytest.raises(SpecError) as caught:
         StoreSection(path="store", mirror=text)
     assert hint in str(caught.value) and caught.value.path == "store.mirror"
+    assert "hunter2" not in str(caught.value)
 
 
-def test_a_password_in_an_address_is_refused_and_not_shown():
+@pytest.mark.parametrize("at", ["bucket/prefix", "name.dfs.core.windows.net/prefix"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "abfss", "ftp"])
+def test_a_password_in_an_address_is_refused_and_not_shown(scheme, at):
+    address = f"{scheme}://someone:hunter2@{at}"
     with pytest.raises(SpecError) as caught:
-        StoreSection(path="store", mirror="s3://someone:hunter2@bucket/prefix")
+        StoreSection(path="store", mirror=address)
     assert "environment" in str(caught.value) and "hunter2" not in str(caught.value)
+    with pytest.raises(SpecError) as caught:
+        validate(FilesSource, {"kind": "files", "paths": ["*"], "root": address})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_scheme_may_be_in_capitals():
+    assert parse("GS://bucket/p").kind is StoreKind.GCS and is_object_store("GS://bucket/p")
+    assert not is_object_store("gs") and not is_object_store("FILE:///a") and not other_scheme("S3://bucket/a")
 
 
 # -- upload and fetch
@@ -253,13 +288,13 @@ def test_a_failed_repair_keeps_the_old_file(tmp_path, uri, mirror):
     assert len(files_below(made.folder)) == 3
 
 
-def test_a_fetch_returns_the_highest_timeline_and_generation(tmp_path, uri, mirror):
+def test_a_mirror_knows_the_highest_timeline_and_generation(tmp_path, uri, mirror):
     log = tmp_path / "00000006-0001.log"
     log.write_bytes(b"record\n")
     mirror.upload(commit(tmp_path, 1, timeline="t2", generation=4), [log], soon())
     (tmp_path / "mirror" / "commits" / "t3-0000000009-g5.json").write_bytes(b"{half")
-    fetched = fetch(uri, tmp_path / "new", "job", soon())
-    assert (fetched.timeline, fetched.generation) == (3, 6)
+    assert max(timeline for timeline, _, _ in mirror.catalog(soon()).orders) == 3
+    assert mirror.newest_generation(soon()) == 6
 
 
 # -- pruning

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from headrace.errors import SpecError
-from headrace.trainer.config import LossScaleSection, TrainSection
+from headrace.trainer.config import TrainSection
+from headrace.trainer.loss_scale import LossScaleSection
 from headrace.trainer.train.mixed_precision import LossScale, Precision
 
 CPU = torch.device("cpu")
@@ -67,6 +68,7 @@ def test_an_operation_that_torch_does_not_have_is_named():
         ({"amp": "bfloat16", "amp_white": ["linear"], "amp_black": ["linear"]}, "'linear' is in amp_white and in"),
         ({"loss_scale": {"growth": 1.0}}, "greater than 1"),
         ({"loss_scale": {"decrease": 1.0}}, "less than 1"),
+        ({"loss_scale": {"dynamic": False, "growth_every": 5}}, "keeps the scale, and growth_every changes it"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(train, why):
@@ -88,6 +90,19 @@ def test_a_loss_scale_halves_at_an_overflow_and_doubles_after_many_good_steps():
     off = LossScale(on=False)
     off.settle(finite=False)
     assert off.value == 1
+
+
+def test_a_constant_loss_scale_stays_and_is_the_one_of_the_job_file_after_a_restart():
+    constant = LossScaleSection(initial=1024.0, dynamic=False)
+    scale = LossScale(True, constant)
+    for finite in [*[False] * 20, *[True] * (constant.growth_every + 1)]:
+        scale.settle(finite)
+    assert scale.value == 1024 and not scale.adapts
+    dynamic = LossScale(True)
+    dynamic.load_state(scale.state())
+    assert dynamic.value == 1024, "learning goes on from there"
+    scale.load_state([65536.0, 3, 1])
+    assert scale.value == 1024
 
 
 @given(

@@ -408,3 +408,53 @@ def test_shares_are_those_of_counts_that_decay(batches):
 def test_items_are_spread_over_the_counters(step):
     count_K = torch.bincount(ItemFrequency(1 << 10, 1000).buckets_of(torch.arange(1 << 13) * step), minlength=1 << 10)
     assert count_K.max() < 30 and (count_K > 0).sum() > 1000
+
+
+WORDS = Shape((SlotShape("word", D, False), SlotShape("near", D, False)), (), (), ("near",))
+
+
+def test_the_losses_of_skip_gram_are_as_their_plain_twin():
+    learner = Learner("skip_gram", WORDS, context="near", negatives=3, frequency_buckets=1 << 16)
+    generator = torch.Generator().manual_seed(3)
+    batch = Batch(
+        {"near": (torch.rand(20, generator=generator) < 0.6).float()},
+        {"word": ints(generator, 20, high=9), "near": ints(generator, 20, high=9)},
+    )
+    inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs, {})
+    outputs = learner.model(inputs)
+    torch.manual_seed(11)
+    lost_B = learner.model.losses(outputs, inputs, targets)["negatives"].tolist()
+    better = iter(learner.model.measures(outputs, inputs, targets)["better_than_negatives"].tolist())
+    word, near = (learner.rows[name].detach()[batch.signs[name]].double() for name in ("word", "near"))
+    assert torch.allclose(outputs["near"].detach().double(), (word * near).sum(1))
+    signs = batch.signs["near"].tolist()
+    weight = torch.tensor([(signs.count(each) / 20) ** -0.25 for each in signs])
+    torch.manual_seed(11)
+    drawn = torch.multinomial(weight, 60, replacement=True).view(20, 3).tolist()
+    for b, lost in enumerate(lost_B):
+        others = [place for place in drawn[b] if signs[place] != signs[b] and batch.label["near"][b]]
+        scores = [float(word[b] @ near[place]) for place in others]
+        assert lost == pytest.approx(sum(np.log1p(np.exp(score)) for score in scores), rel=1e-5, abs=1e-6)
+        assert [next(better) for _ in scores] == [float(float(word[b] @ near[b]) > score) for score in scores]
+    assert next(better, None) is None
+
+
+def test_negatives_are_drawn_by_the_share_of_their_words_to_the_power():
+    learner = Learner("skip_gram", WORDS, context="near", negatives=200)
+    share = np.array([0.64, 0.32, 0.04])
+    near = torch.from_numpy(np.repeat([0, 1, 2], (share * 500).astype(int)))
+    torch.manual_seed(1)
+    weight_B = learner.model.frequency.log_share(near, learn=True).exp() ** (0.75 - 1)
+    drawn = np.bincount(near[learner.model._drawn(weight_B)].flatten(), minlength=3) / 100_000
+    np.testing.assert_allclose(drawn, share**0.75 / (share**0.75).sum(), atol=0.006)
+
+
+def test_skip_gram_finds_words_of_one_topic():
+    generator, learner = torch.Generator().manual_seed(4), Learner("skip_gram", WORDS, context="near", lr=0.02)
+    for _ in range(150):
+        topic, word, near = (ints(generator, B, high=high) for high in (5, 20, 20))
+        batch = Batch({"near": torch.ones(B)}, {"word": 20 * topic + word, "near": 20 * topic + near})
+        learner.learn(batch)
+    rows = functional.normalize(learner.rows["word"].detach(), dim=1)
+    nearest = (rows @ rows.t()).fill_diagonal_(-2).argmax(1)
+    assert (nearest // 20 == torch.arange(V) // 20).float().mean() > 0.95

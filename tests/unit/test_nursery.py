@@ -6,12 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from headrace.deadline import Deadline
+from headrace.priority import can_lower_priority
+from headrace.process import end_at_once
 from headrace.service.cluster.child import ForkingStarter
 from headrace.service.cluster.runtime import PYTHON
+from headrace.service.cluster.warm import LentForkserver, warm_forkserver, warm_launchers
+from headrace.warm_forkserver import VARIABLE
 from tests.integration.running_job import runs
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +50,44 @@ sys.exit(int(what) if what.isdigit() else 0)
 """
 
 
-@pytest.fixture
-def nursery(tmp_path, monkeypatch):
+LAST = """
+import ctypes, os, sys, threading, time
+def last():
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    print(threading.get_native_id(), flush=True)
+    time.sleep(1000)
+threading.Thread(target=last).start()
+if sys.argv[1] == "0":  # exit(2) of this thread alone: the others are about to end
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+@pytest.fixture(params=["own", "warm"])
+def nursery(request, tmp_path, monkeypatch):
+    """A forkserver of this process, and one that a warm forkserver forked."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "show_me.py").write_text(SHOW)
     (tmp_path / "end_me.py").write_text(END)
-    with ForkingStarter(["json.tool"]) as nursery:
+    with ExitStack() as held:
+        if request.param == "warm":
+            for name, text in held.enter_context(warm_forkserver(["json.tool"])).items():
+                monkeypatch.setenv(name, text)
+        nursery = held.enter_context(ForkingStarter(["json.tool"]))
+        assert isinstance(nursery._running.process, LentForkserver) == (request.param == "warm")
         yield nursery
+
+
+def test_where_no_warm_forkserver_can_be_launchers_start_their_own(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with warm_forkserver(["json.tool"]) as variables:
+        assert variables == {}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with warm_launchers(["json.tool"]):
+        assert VARIABLE not in os.environ
+    assert list(folder.iterdir()) == []
+    assert "path too long" in caplog.text and "absent" in caplog.text, caplog.text
 
 
 def start(nursery, folder, *words):
@@ -173,6 +211,84 @@ def test_a_forkserver_that_died_is_replaced_at_the_next_start(nursery, tmp_path)
     assert finished(start(nursery, tmp_path, "end_me", "0")) == (0, "up\n")
 
 
+@pytest.mark.skipif(not can_lower_priority(), reason="no thread may raise its priority again")
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_process_that_ends_has_no_thread_that_runs_after_all_others(nursery, tmp_path, killed):
+    """Such a thread frees the memory of the process: on a busy machine it would take many seconds."""
+    (tmp_path / "last.py").write_text(LAST)
+    child = start(nursery, tmp_path, "last", str(int(killed)))
+    thread = int(child.output.readline())
+    pid = child.started.result()[0]
+    waiting = threading.Thread(target=child.wait)
+    waiting.start()
+    assert os.sched_getscheduler(thread) == os.SCHED_IDLE
+    if killed:
+        os.kill(pid, signal.SIGSTOP)  # so that it is there to be looked at
+        end_at_once(pid)
+    deadline = Deadline.after(20)
+    while os.sched_getscheduler(thread) == os.SCHED_IDLE:
+        assert not killed and not deadline.passed()
+        time.sleep(0.01)
+    child.kill()
+    waiting.join()
+    child.output.close()
+    child.release()
+
+
+# -- a warm forkserver
+
+
+@pytest.fixture
+def warm(tmp_path, monkeypatch):
+    """Ends the warm forkserver that launchers of this process find. It has imported a module, `small`."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "end_me.py").write_text(END)
+    (tmp_path / "small.py").touch()
+    with ExitStack() as held:
+        for name, text in held.enter_context(warm_forkserver(["small"])).items():
+            monkeypatch.setenv(name, text)
+        yield held.close
+
+
+def borrows():
+    """Whether a launcher would get a forkserver from the warm one."""
+    with ForkingStarter([]) as starter:
+        return isinstance(starter._running.process, LentForkserver)
+
+
+def test_a_launcher_is_refused_where_a_forkserver_of_its_own_would_differ(warm, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OF_NO_CONCERN", "1")
+    assert borrows()
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "7")
+        assert not borrows() and "it was started with another OMP_NUM_THREADS" in caplog.text
+    before = os.umask(0o077)
+    try:
+        assert not borrows() and "it has another Umask" in caplog.text
+    finally:
+        os.umask(before)
+    assert borrows()
+    (tmp_path / "small.py").write_text("CHANGED = True\n")
+    assert not borrows() and "small.py has changed since it was loaded" in caplog.text
+    warm()
+    assert not borrows()
+
+
+def test_what_a_warm_forkserver_forked_has_the_environment_of_its_launcher_and_goes_on_after_its_end(
+    warm, tmp_path, monkeypatch
+):
+    (tmp_path / "show_variable.py").write_text("import os; print(os.environ['OF_THE_LAUNCHER'], 'GONE' in os.environ)")
+    monkeypatch.setenv("OF_THE_LAUNCHER", "yes")
+    with ForkingStarter([]) as nursery:
+        child = start(nursery, tmp_path, "end_me", "wait")
+        assert child.output.readline() == "up\n"
+        warm()
+        assert finished(start(nursery, tmp_path, "show_variable")) == (0, "yes False\n")
+        assert not child.ended.done()
+        child.terminate()
+        assert finished(child) == (-signal.SIGTERM, "")
+
+
 def test_descriptors_are_given_back(nursery, tmp_path):
     finished(start(nursery, tmp_path, "end_me", "0"))
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -184,7 +300,7 @@ def test_descriptors_are_given_back(nursery, tmp_path):
 
 def test_kernels_are_loaded_from_their_cache_and_none_is_compiled():
     code = (
-        "import headrace.pserver.rows.kernels as module; from headrace.forkserver import load_kernels; load_kernels();"
+        "import headrace.pserver.rows.kernels as module, headrace.kernel_cache as cache; cache.load_kernels();"
         "kernels = [thing for thing in vars(module).values() if type(thing).__name__ == 'CPUDispatcher'];"
         "assert not any(sum(k.stats.cache_misses.values()) for k in kernels); print(len(kernels))"
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headrace.blob.blob_store import whole
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.pserver.commit.part_objects import PartObjects, key_of
+from headrace.pserver.commit.commit_files import PartObjects, key_of
 from headrace.pserver.errors import PartsUnavailable, StoreDamaged
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.row_store import StoredFile

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.durable import locked
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -278,9 +279,12 @@ def test_predictions_that_contain_a_value_are_named(tmp_path):
         pq.write_table(pa.table(columns), tmp_path / f"part-{name}.parquet")
     (tmp_path / "_dead_letters").mkdir()
     (tmp_path / "_dead_letters" / "part-0.jsonl").write_bytes(letter(b"user bob") + letter(b"user ada"))
-    [line] = prediction_files(tmp_path, "ada", 7)
+    [line] = prediction_files(parse(str(tmp_path)), "ada", 7)
     assert line.startswith("predictions contain it: part-a.parquet, part-b.parquet, _dead_letters/part-0.jsonl in ")
-    assert list(prediction_files(tmp_path, "eve", 9)) == list(prediction_files(tmp_path / "none", "ada", 7)) == []
+    there, none = parse(str(tmp_path)), parse(str(tmp_path / "none"))
+    assert list(prediction_files(there, "eve", 9)) == list(prediction_files(none, "ada", 7)) == []
+    [line] = prediction_files(parse("s3://bucket/out"), "ada", 7)
+    assert line.startswith("predictions may contain it: s3://bucket/out is not searched")
 
 
 def test_more_rows_than_one_operation_takes_are_several():
@@ -368,7 +372,7 @@ def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
 
 COUNTED = {
     "kind": "count", "exact": False, "n": 3, "estimate": 2.0, "agrees": False, "too_high_by_at_most": 1.0,
-    "with_probability": 0.98, "bucket_units": 7,
+    "with_probability": 0.98, "bucket_units": 7, "text": "count 3: seen about 2 times (sketch, at most +1 too high)",
 }  # fmt: skip
 ROW = {
     "slot": "user", "sign": 5, "table": "default", "group": 0, "key": 99, "bucket": 3, "row": True, "day": 9,
@@ -392,6 +396,10 @@ def test_what_is_known_of_a_key_in_words():
     ]
     assert "last seen on day 7, 1 day ago" in row.format_explanation({**ROW, "unseen_days": 1})
     assert "the next shrink deletes it" in row.format_explanation({**ROW, "leaves_after_days": 0})
+    frozen = list(row.format_explanation({**ROW, "frozen": True}))
+    assert any(
+        line.startswith("weights") and line.endswith("its slot is frozen, so they stay as they are") for line in frozen
+    )
     assert any("it stays" in line for line in row.format_explanation({**ROW, "leaves_after_days": None}))
 
 
@@ -402,26 +410,3 @@ def test_what_is_known_of_a_key_without_a_row_in_words():
         "it has no row: it was never pushed, or its row was deleted",
     ]
     assert list(row.format_explanation({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        (
-            {"kind": "probability", "p": 0.1, "lot": 0.43, "agrees": False},
-            "probability 0.1: its random draw is 0.43, which does not admit it",
-        ),
-        (
-            {"kind": "count", "exact": True, "n": 2, "estimate": 1.0, "agrees": False, "bucket_dropped_keys": 0},
-            "count 2: seen 1 time (exact)",
-        ),
-        (
-            {"kind": "show_click", "exact": True, "score": 1.5, "estimate": 1.2, "agrees": False,
-             "bucket_dropped_keys": 4},
-            "show_click 1.5: its score is 1.2 (exact; its bucket was full, 4 keys were dropped from it)",
-        ),
-    ],
-)  # fmt: skip
-def test_what_an_entry_of_admission_says_is_a_sentence(entry, words):
-    without = {**ROW, "row": False, "admission": [entry]}
-    assert list(row.format_explanation(without))[2:] == [f"admission: {words}", "it has no row"]

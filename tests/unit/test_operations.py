@@ -13,15 +13,24 @@ from headrace.errors import NotYet, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import LAST_DAY
 from headrace.pserver.protocol.shards import TableStats
-from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.protocol.table_operations import (
+    AdvanceDay,
+    ClearSlot,
+    ExportCut,
+    ForgetRow,
+    SetTables,
+    ShrinkRows,
+)
 from headrace.pserver.server.commands import CountRows, JobCounts
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.job_history import JobHistory, ReplayedPass
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import SlotOperation
 from headrace.trainer.rank0 import operations
-from headrace.trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate, cut_of
+from headrace.trainer.rank0.job_in_force import JobInForce, cut_of
+from headrace.trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate
 from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 from tests.fakes.records import close, operation
 from tests.unit.test_spec import NEWS, NO_TIME
@@ -100,7 +109,7 @@ class World:
         self.replay_log = ReplayLog(self.log, LogPlanJournal(self.log), replay, None, "fail", 0.0)
         self.shards, self.decider = Shards(), Decider()
         workers = {"cluster.trainers": 1, "cluster.shards": 2}
-        self.operator = OperationRunner(self.job, self.replay_log, self.shards, 5.0, workers)
+        self.operator = OperationRunner(JobInForce(self.job, workers), self.replay_log, self.shards, 5.0)
         self.operator.add(self.decider)
         return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
 
@@ -108,7 +117,7 @@ class World:
         self.number += 1
         self.replay_log.take(0)
         closing = ClosingPass(
-            version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
+            version=self.number, day=day, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
             positions={}, metrics={}, num_samples=1, ended=False,
         )  # fmt: skip
         return self.operator.close(closing, close(self.number, day=day, events=1, samples=1))
@@ -146,12 +155,12 @@ def world(tmp_path):
 def test_a_request_is_logged_at_once_and_acts_at_the_next_close(world):
     assert world.operator.ask(SET) == {"id": "a", "version": None}
     assert [record.body for record in world.logged()] == [SET]
-    assert world.shards.operated == [] and world.operator.overrides == {}
+    assert world.shards.operated == [] and world.operator.job.overrides == {}
     word = world.close()
     [(version, [operation])] = world.shards.operated
     assert version == 1 and isinstance(operation, SetTables)
     assert operation.tables["default"]["optimizer"]["lr"] == 0.5 and word == RankUpdate(None, True)
-    assert world.operator.tables["default"].optimizer.lr == 0.5
+    assert world.operator.job.tables["default"].optimizer.lr == 0.5
     assert [record.kind for record in world.logged()] == [RecordKind.OPERATION, RecordKind.CLOSE]
     assert world.operator.ask(SET) == {"id": "a", "version": 1}, "asked for again"
     assert world.close() == RankUpdate(None, False) and len(world.shards.operated) == 1
@@ -190,7 +199,7 @@ def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
         AdvanceDay(to=2),
         ShrinkRows(table="default", delete_after_days=3, at_once=True),
     ]
-    assert world.operator.day == 2
+    assert world.operator.job.day == 2
     acted = [("acted", 1, op, False) for op in ("forget", "day_tick", "shrink")]
     assert world.decider.heard == [("saw", 1), ("due", ["forget", "day_tick"]), *acted]
 
@@ -209,6 +218,16 @@ def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(wor
     world.number = 0
     world.close()
     assert world.shards.operated[-1] == (1, operations)
+
+
+def test_a_change_of_a_slot_is_logged_with_its_table_and_acts_on_it(world):
+    assert world.operator.ask({"op": "clear", "id": "c", "slot": "user"}) == {"id": "c", "version": None}
+    change = ClearSlot(slot="user", table="default", group=Schema.of(world.job.slots).by_name["user"].group)
+    assert world.logged()[0].content == SlotOperation(id="c", change=change)
+    world.restarted()
+    world.close()
+    assert world.shards.operated == [(1, [change])]
+    assert world.operator.ask({"op": "clear", "id": "c", "slot": "user"}) == {"id": "c", "version": 1}
 
 
 def test_the_status_shows_waiting_operations_and_those_that_acted(world):
@@ -246,6 +265,7 @@ def test_a_schedule_is_sent_to_every_rank_and_again_after_a_restart(world):
         ({**FORGET, "also": [{**ROW, "group": True}]}, "also: rows of table 'default' need a slot group"),
         ({**FORGET, "also": [{**ROW, "keys": [1 << 64]}]}, "also: rows of table 'default' need a slot group"),
         ({**FORGET, "also": [{**ROW, "keys": [1] * 4097}]}, "also: 4,097 rows are too many for one request"),
+        ({"op": "clear", "id": "a", "slot": "usr"}, "there is no sparse slot 'usr'; did you mean 'user'?"),
         ({"op": "day_tick", "id": "a", "to": "1"}, "'1' is not a day"),
         ({"op": "day_tick", "id": "a", "to": 8}, "passes.max_day_jump: is day 0 and would be 8; at most 7 at once"),
         ({"op": "spec", "id": "a"}, "'spec' is not an operation that a client may request"),
@@ -287,7 +307,7 @@ def test_a_set_is_checked_with_those_that_wait(world):
         world.operator.ask({"op": "set", "id": "b", "keys": shared})
     world.operator.ask({"op": "set", "id": "c", "keys": {LR: 0.75}})
     world.close()
-    assert world.operator.overrides == {LR: 0.75}
+    assert world.operator.job.overrides == {LR: 0.75}
     [(_, operations)] = world.shards.operated
     assert [operation.tables["default"]["optimizer"]["lr"] for operation in operations] == [0.5, 0.75]
 
@@ -336,7 +356,7 @@ def test_a_replay_repeats_exactly_what_was_logged_and_asks_no_decider(world):
     ]  # fmt: skip
     assert len(world.logged()) == records and world.operator.ask(SET)["version"] == 2
     world.close()
-    assert world.operator.day == 1 and ("due", ["day_tick"]) in world.decider.heard
+    assert world.operator.job.day == 1 and ("due", ["day_tick"]) in world.decider.heard
 
 
 def test_a_commit_restores_overrides_and_known_ids(world):
@@ -346,7 +366,7 @@ def test_a_commit_restores_overrides_and_known_ids(world):
     world.restarted(state, version=1, overrides=state["overrides"])
     [(version, [operation])] = world.shards.operated
     assert version == 1 and operation.tables["default"]["optimizer"]["lr"] == 0.5
-    assert world.operator.overrides == {LR: 0.5} and world.operator.ask(SET) == {"id": "a", "version": 1}
+    assert world.operator.job.overrides == {LR: 0.5} and world.operator.ask(SET) == {"id": "a", "version": 1}
     assert world.decider.loaded == {"heard": 3}
 
 
@@ -411,14 +431,14 @@ def test_a_resize_acts_at_a_close_and_only_then_ends_the_generation(world):
     assert resize(world, shards=3)["version"] is None and not world.operator.resizes
     world.close()
     assert world.operator.resizes and world.shards.operated == []
-    assert world.operator.overrides == {"cluster.shards": 3, "cluster.trainers": 1}
+    assert world.operator.job.overrides == {"cluster.shards": 3, "cluster.trainers": 1}
     assert resize(world, shards=3)["version"] == 1
 
 
 def test_what_is_not_given_stays_and_several_trainers_have_a_shard(world):
     resize(world, trainers=3)
     world.close()
-    assert world.operator.overrides == {"cluster.shards": 2, "cluster.trainers": 3}
+    assert world.operator.job.overrides == {"cluster.shards": 2, "cluster.trainers": 3}
 
 
 def test_once_a_resize_has_acted_the_next_one_is_for_the_next_workers(world):
@@ -435,7 +455,7 @@ def test_resizes_of_one_close_that_cancel_each_other_change_nothing(world):
     resize(world, shards=3)
     resize(world, shards=2)
     world.close()
-    assert not world.operator.resizes and world.operator.overrides["cluster.shards"] == 2
+    assert not world.operator.resizes and world.operator.job.overrides["cluster.shards"] == 2
 
 
 def test_a_resize_that_is_replayed_ends_no_generation(world):
@@ -444,7 +464,7 @@ def test_a_resize_that_is_replayed_ends_no_generation(world):
     world.restarted()
     world.number = 0
     world.close()
-    assert not world.operator.resizes and world.operator.overrides["cluster.shards"] == 3
+    assert not world.operator.resizes and world.operator.job.overrides["cluster.shards"] == 3
 
 
 @pytest.mark.parametrize(

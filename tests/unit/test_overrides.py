@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config import load_toml, validate
 from headrace.errors import SpecError
-from headrace.pserver.config import Adagrad
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.service.cli.table_commands import set_
 from headrace.service.spec.job import job_of, load_job
 from headrace.trainer.config import TrainerJob
@@ -45,9 +45,11 @@ def test_a_rate_alone_is_that_of_the_default_optimizer_wherever_it_is_given(tmp_
     (plain := tmp_path / "plain.toml").write_text(SMALL)
     (file := tmp_path / "file.toml").write_text(SMALL + "\n".join(LONE))
     running = after_set(trainer_job(plain), {}, {LR: 0.02, "dense.optimizer.lr": 0.1})
-    for spec in (load_job(file).spec, load_job(plain, LONE).spec, job_of(load_toml(file), tmp_path).spec, running):
+    for spec in (load_job(file).spec, load_job(plain, LONE).spec, job_of(load_toml(file), tmp_path).spec):
         assert spec.tables["default"].optimizer == Adagrad(lr=0.02)
         assert spec.dense.optimizer == DenseAdam(lr=0.1)
+    assert running.tables["default"].optimizer == Adagrad(lr=0.02, initial=0.1), "a running job keeps the other keys"
+    assert running.dense.optimizer == DenseAdam(lr=0.1)
     assert changed_keys(load_toml(plain), load_toml(file)) == ["dense.optimizer.lr", LR]
     assert load_job(file).full["dense"]["optimizer"]["kind"] == "adam", "as workers and the log have it"
 
@@ -155,6 +157,30 @@ def test_vectors_that_join_later_can_join_at_another_score_but_not_all_at_once()
     assert after_set(later, {}, {"tables.default.slots.user.extend_at": 5}).tables["default"].slots["user"].extend_at
     with pytest.raises(SpecError, match="from a number to a number only"):
         after_set(later, {}, {"tables.default.extend_at": None})
+
+
+def test_ftrl_keeps_its_schedule_and_other_optimizers_may_lose_it():
+    key, falling = "tables.default.schedule", 'tables.default.schedule={kind="exponential",factor=0.5,every=9}'
+    ftrl = job(falling, 'tables.default.optimizer={kind="ftrl"}')
+    why = (
+        r'tables.default.schedule: cannot be removed with an optimizer .*; schedule = \{kind = "constant"\} keeps them'
+    )
+    with pytest.raises(SpecError, match=why):
+        after_set(ftrl, {}, {key: None})
+    assert after_set(ftrl, {}, {key: {"kind": "constant"}}).tables["default"].schedule.kind == "constant"
+    assert after_set(job(falling), {}, {key: None}).tables["default"].schedule is None
+    alone = job('tables.default.optimizer={kind="ftrl"}')
+    with pytest.raises(SpecError, match="cannot be removed"):
+        after_set(alone, {key: {"kind": "constant"}}, {key: None})
+    after_set(alone, {}, {key: None})
+
+
+def test_what_a_mode_refuses_cannot_be_set_either():
+    optimizers = 'tables.default.optimizer={kind="sgd"}', 'dense.optimizer={kind="sgd"}'
+    copies = job('train.mode="geo"', "train.k_steps=4", *optimizers)
+    with pytest.raises(SpecError, match=r'tables\.default\.l2: does not work with train\.mode = "geo"'):
+        after_set(copies, {}, {"tables.default.l2": 0.5})
+    assert after_set(copies, {}, {"tables.default.weight_decay": 0.5}).tables["default"].weight_decay == 0.5
 
 
 def test_slots_that_share_rows_are_set_together():

@@ -172,8 +172,17 @@ def test_a_row_whose_time_has_no_iso_text_is_marked(tmp_path):
     [
         ({"columns": ["a"]}, "columns has no effect on lines"),
         ({"timestamps": "iso"}, "timestamps has no effect on lines"),
-        ({"root": "folder"}, "is not the address of an object store"),
-        ({"root": "gs://bucket"}, "gs:// is not supported"),
+        ({"root": "folder"}, "is not the address of an object store, one of .* write folders in paths"),
+        ({"root": "file:///folder"}, "is not the address of an object store, one of .* write folders in paths"),
+        ({"root": "ftp://bucket"}, "ftp:// is not the address of an object store; write one of "),
+        ({"root": "hdfs://name/clicks"}, "hdfs:// .* copy the files to an object store .*, or mount it"),
+        ({"root": "az://clicks/day"}, "names no storage account; write "),
+        (
+            {"paths": ["hdfs://name/*.gz"]},
+            "is an address, not a path: Hadoop's file system is not read .* copy the files",
+        ),
+        ({"paths": ["gs://bucket/*.gz"]}, "is an address, not a path: write its beginning as root"),
+        ({"paths": ["file:///a/*.gz"]}, "is an address, not a path: write the path alone"),
         ({"root": "s3://bucket", "paths": ["/a/*"]}, "begins with a slash"),
     ],
 )

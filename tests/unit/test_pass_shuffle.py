@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare, joined, shuffled_places
 from headrace.dataset.samples.batch import Ragged, Samples
-from headrace.dataset.stream.source import Events, Segment
+from headrace.dataset.stream.source import Segment
 from headrace.keys import key_of_reference
 from headrace.seeds import derive
 from headrace.trainer.journal.pass_plan import divide, part_sizes
@@ -40,9 +40,9 @@ def read(share, pass_number, segments):
     shuffle = PassShuffle(share, pass_number, segments)
     placed = []
     for segment in shuffle.segments:
-        positions = range(segment.begin, segment.end)
-        own = shuffle.own(segment, Events.of([b"x"] * len(positions), positions))
-        placed.append(shuffle.placed(segment, samples_of(segment, own.position_E)))
+        own_N = shuffle.own(segment)
+        positions = np.arange(segment.begin, segment.end)
+        placed.append(shuffle.placed(segment, samples_of(segment, positions if own_N is None else positions[own_N])))
     return [sign for block in shuffle.in_order(placed) for sign in block.sparse["s"].values_N.tolist()]
 
 

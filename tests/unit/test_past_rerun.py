@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from headrace.dataset.stream.source import Segment
 from headrace.errors import SpecError
 from headrace.service.cluster.worker_plan import plan_job
-from headrace.service.history.rerun import compared_passes, course_of, plan_rerun, print_comparison, replace_store
+from headrace.service.history.rerun import compared_passes, courses_of, plan_rerun, print_comparison, replace_store
 from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.commits import MANIFEST, Commits
 from headrace.trainer.checkpoint.rewind import NotPossible, rewind
+from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import SpecOperation, Void
-from tests.fakes.past import Past
+from tests.fakes.past import DIGESTS, Past
+from tests.fakes.records import close
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -42,6 +45,12 @@ def commit(past, version):
     return Commits(past.store).read(f"t1-000000000{version}-g1")
 
 
+def course_of(store, commit):
+    """The only one."""
+    (course,) = courses_of(store, commit)
+    return course
+
+
 def change(past, job, **keys):
     past.log.append(SpecOperation(spec={**job.raw, **keys}))
 
@@ -62,12 +71,44 @@ def test_it_goes_by_the_spec_that_was_in_force_then(past, job):
     assert again.spec.cluster.trainers == 1
 
 
+def test_it_has_as_many_trainers_as_the_passes_had_and_reads_itself(job):
+    cluster = {"launcher": "external", "trainers": {"min": 1, "max": 3}, "readers": 2}
+    made = Past(job.store).begin()
+    made.log.append(SpecOperation(spec={**job.raw, "cluster": cluster}))
+    made.close(1, a=(0, 100))
+    made.end()
+    again = replace_store(job, course_of(job.store, None), job.store / "reruns" / "1")
+    plan = plan_job(again, job.store / "workers" / "g1", generation=1)
+    assert (len(plan.trainers), len(plan.readers)) == (1, 0)
+
+
 def test_a_spec_that_changes_on_the_way_is_told_with_where_one_could_begin(past, job):
     past.log.append(Void(number=4, reason="changed"))
     change(past, job, train={**job.raw["train"], "batch_size": 7})
     past.close(5, a=(1300, 1400))
     with pytest.raises(NotPossible, match="^train.batch_size changed after pass 3, .* a commit of version 3 or later"):
-        course_of(past.store, commit(past, 1))
+        courses_of(past.store, commit(past, 1))
+
+
+def test_passes_of_another_spec_or_number_of_trainers_begin_at_the_commit_before_them(past, job):
+    past.log.append(Void(number=4, reason="changed"))
+    past.commit(3)
+    change(past, job, train={**job.raw["train"], "batch_size": 7})
+    past.close(5, a=(1300, 1400))
+    past.commit(5)
+    past.log.append(PassPlan(6, ((Segment("a", 0, 1400, 1450),), (Segment("a", 0, 1450, 1500),))))
+    past.log.append(close(6, events=100, samples=100, digests=DIGESTS))
+    courses = courses_of(past.store, commit(past, 1))
+    assert [[each.plan.number for each in course.passes] for course in courses] == [[2, 3], [5], [6]]
+    assert [course.commit.version for course in courses] == [1, 3, 5]
+    again = [replace_store(job, course, past.store / "reruns" / "1").spec for course in courses]
+    before = job.spec.train.batch_size
+    assert [(spec.train.batch_size, spec.cluster.trainers) for spec in again] == [(before, 1), (7, 1), (7, 2)]
+    (past.store / "commits" / "t1-0000000005-g1" / MANIFEST).unlink()
+    with pytest.raises(
+        NotPossible, match="^cluster.trainers changed after pass 5, and there is no commit of version 5"
+    ):
+        courses_of(past.store, commit(past, 1))
 
 
 def test_a_change_that_has_no_part_in_the_numbers_does_not_matter(past, job):
@@ -102,9 +143,10 @@ def test_a_timeline_of_a_rewind_is_trained_again_from_a_commit_of_its_past_not_f
 
 
 def test_trainers_are_told_which_log_to_compare_with(past, job):
-    plan = plan_rerun(plan_job(job, past.store / "workers" / "g1", generation=1), past.store, commit(past, 1))
+    course = course_of(past.store, commit(past, 1))
+    plan = plan_rerun(plan_job(job, past.store / "workers" / "g1", generation=1), past.store, course)
     assert [each.config["rerun"] for each in plan.trainers] == [
-        {"store": str(past.store), "commit": "t1-0000000001-g1"}
+        {"store": str(past.store), "commit": "t1-0000000001-g1", "last": 3}
     ] * len(plan.trainers)
 
 

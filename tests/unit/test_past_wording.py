@@ -103,6 +103,7 @@ def test_operations_say_what_they_do(claim, folder):
         {"op": "shrink", "id": None, "table": "t", "delete_below": None, "delete_after_days": None, "at_once": True},
         {"op": "shrink", "id": "x", "table": "t", "delete_below": 0.5, "delete_after_days": 3, "at_once": False},
         {"op": "forget", "id": "x", "slot": "user", "table": "t", "group": 0, "key": 9},
+        {"op": "slot", "id": "x", "change": {"op": "clear", "slot": "user", "table": "t", "group": 0}},
     ]
     for body in bodies:
         log.append(operation(body))
@@ -118,6 +119,7 @@ def test_operations_say_what_they_do(claim, folder):
         "shrink: table t, by its own rule",
         "shrink: table t, delete_below 0.5 and delete_after_days 3",
         "forget: slot user, key 9",
+        "clear: all rows of slot user are deleted",
         "pass 3 is void: changed: seed",
     ]
 

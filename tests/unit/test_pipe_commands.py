@@ -314,7 +314,7 @@ def test_dead_letters_hold_the_bytes(tmp_path):
 
 
 def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("headrace.dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr("headrace.dataset.loader.segment_parts.AWAY_WAIT_S", 0.01)
     source = MemorySource([LINES], faults=[ScriptedFault(on_read=1, after_events=7), ScriptedFault(on_read=2)])
     blocks, tally = read(tmp_path, ("cat",), source=source)
     assert signs(blocks) == list(range(20))
@@ -323,7 +323,7 @@ def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_
 
 
 def test_a_source_that_stays_away_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr("headrace.dataset.loader.segment_parts.AWAY_WAIT_S", 0.01)
     source = MemorySource([LINES], faults=[ScriptedFault(on_read=n) for n in range(1, 200)])
     pipe = PipeSection(command=("cat",))
     reader = SegmentReader(source, pipe, SCHEMA, SourceSection(), None, tmp_path, max_outage_s=0.05)

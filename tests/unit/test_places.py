@@ -142,6 +142,51 @@ def test_a_role_that_the_job_does_not_have_is_refused():
         places.ask(agent("a", role="shard"), 0)
 
 
+def test_the_last_readers_are_waited_for_as_long_as_a_machine_that_is_silent():
+    places = Places("head", 10.0)
+    places.open(["shard-0", "reader-0", "reader-1", "reader-2", "trainer-0"], 3)
+    for id, role in (("t", "trainer"), ("r", "reader")):
+        assert places.ask(agent(id, role=role), 0)
+    assert places.starts_without(0) == places.starts_without(50) == (), "a shard is missing"
+    assert places.ask(agent("s", role="shard"), 50) == "shard-0"
+    text = "waits for 2 of 5 workers: reader-1, reader-2; starts without them after 10 s (cluster.node_timeout)"
+    assert (places.starts_without(51), places.waits_for()) == ((), text)
+    assert places.starts_without(60.9) == () and places.starts_without(61) == ("reader-1", "reader-2")
+    places.leave("r")
+    assert places.starts_without(62) == (), "one reader must be there"
+    assert places.ask(agent("r", role="reader"), 63) == "reader-0" and places.starts_without(64) == ()
+    assert places.starts_without(74) == ("reader-1", "reader-2")
+
+
+def test_the_place_of_a_reader_that_ended_is_for_the_agent_that_asks_next():
+    places = Places("head", 10.0)
+    places.open(["trainer-0", "reader-0", "reader-1"], 3)
+    assert [places.ask(agent(id), 0) for id in "tqr"] == ["trainer-0", "reader-0", "reader-1"]
+    places.free("reader-1", "r")
+    assert "reader-1" not in places.agents
+    assert places.ask(agent("new"), 1) == "reader-1"
+    places.free("reader-1", "r")
+    assert "reader-1" in places.agents, "its end is told late, and another agent has the place"
+    with pytest.raises(Unavailable, match="one too many"):
+        places.ask(agent("r", last="reader-1"), 2)
+
+
+def test_agents_of_readers_wait_while_a_job_predicts():
+    places, names = Places("head", 10.0), ["shard-0", "predictor-0", "predictor-1"]
+    places.open(names, 4, ["reader-0"])
+    assert places.ask(agent("r", role="reader"), 0) == "reader-0", "it is not refused"
+    with pytest.raises(Unavailable):
+        places.ask(agent("q", role="reader"), 0)
+    assert [places.ask(agent(id), 0) for id in "abc"] == ["predictor-0", "predictor-1", "shard-0"]
+    assert places.waits_for() is None
+    places.open(names, 5, ["reader-0"])
+    assert places.waits_for() == "waits for 3 of 3 workers: predictor-0, predictor-1, shard-0"
+    of_job = [places.ask(agent(f"j{rank}", rank=rank, world=4), 0) for rank in range(4)]
+    assert of_job == ["predictor-0", "predictor-1", "shard-0", "reader-0"]
+    places.open(names, 6, ["reader-0"])
+    assert places.ask(agent("o", rank=2, world=3), 0) == "shard-0", "started for the prediction alone"
+
+
 def test_after_a_death_an_agent_gets_its_worker_again_where_that_is_free(places):
     places.open(NAMES, 4)
     assert places.ask(agent("b", last="shard-1"), 0) == "shard-1"

@@ -7,6 +7,8 @@ import pytest
 
 from headrace import retry
 from headrace.dataset.sources.simulated import SimulatedSource, SimulatedStream
+from headrace.dataset.spec.config import SourceSection
+from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
 from headrace.dataset.stream.source import Partition
@@ -16,7 +18,7 @@ from headrace.trainer.journal.log import LogFull
 from headrace.trainer.journal.partitions import SkippedRange, with_new_partitions
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.journal.records import GapOperation
-from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.trainer.rank0.planner import MemoryPlanJournal, PassRules, Planner, StreamEnded
 
 
 class Stream:
@@ -43,7 +45,7 @@ class Stream:
 
 
 def first(stream, learn_until=None, positions=None, num_positions=0, **passes):
-    planner = Planner(stream, PassesSection(**passes), 1, learn_until)
+    planner = Planner(stream, PassRules(PassesSection(**passes), 1, learn_until=learn_until))
     try:
         planner.request(1, positions or {}, num_positions)
         answer = planner.take(10.0)
@@ -71,7 +73,7 @@ def test_a_bounded_stream_at_its_end_is_drained():
 
 @pytest.mark.parametrize("cut", ["count", "arrival"])
 def test_a_stream_without_an_end_is_never_drained_even_where_every_partition_is_final(cut):
-    planner = Planner(Stream((7, True)), PassesSection(cut=cut, wait="1ms"), 1, None)
+    planner = Planner(Stream((7, True)), PassRules(PassesSection(cut=cut, wait="1ms"), 1))
     planner.request(1, {"t/0": 7}, 7)
     assert planner.take(0.3) is None
     planner.close()
@@ -85,7 +87,7 @@ def test_by_arrival_a_pass_needs_new_events():
 @pytest.mark.parametrize("cut", ["count", "arrival"])
 def test_without_events_an_operation_that_waits_gets_an_empty_pass(cut):
     came = 5 if cut == "count" else 0  # which is less than a pass
-    planner = Planner(Stream((came, False)), PassesSection(cut=cut, max_events=10, wait="20ms"), 2, None)
+    planner = Planner(Stream((came, False)), PassRules(PassesSection(cut=cut, max_events=10, wait="20ms"), 2))
     planner.request(1, {}, 0)
     assert planner.take(0.2) is None
     planner.wants_pass = lambda: True
@@ -95,7 +97,9 @@ def test_without_events_an_operation_that_waits_gets_an_empty_pass(cut):
 
 
 def test_a_waiting_operation_does_not_shorten_a_pass():
-    planner = Planner(Stream((0, False), (4, False)), PassesSection(cut="arrival", max_events=10, wait="1h"), 1, None)
+    planner = Planner(
+        Stream((0, False), (4, False)), PassRules(PassesSection(cut="arrival", max_events=10, wait="1h"), 1)
+    )
     planner.wants_pass = lambda: True
     planner.request(1, {}, 0)
     assert planner.take(0.2) is None
@@ -121,7 +125,7 @@ def test_an_error_of_the_source_reaches_the_caller():
 
 def test_positions_are_shown_to_lag_tools():
     stream = Stream((40, True), bounded=True)
-    planner = Planner(stream, PassesSection(max_events=10), 1, None)
+    planner = Planner(stream, PassRules(PassesSection(max_events=10), 1))
     planner.request(1, {}, 0)
     planner.commit({"t/0": 10})
     assert planner.take(10.0) is not None
@@ -146,7 +150,7 @@ class SlowToCommit(Stream):
 
 def test_positions_closed_while_others_are_shown_are_shown_too_even_at_the_end():
     stream = SlowToCommit((25, True))
-    planner = Planner(stream, PassesSection(), 1, None)
+    planner = Planner(stream, PassRules(PassesSection(), 1))
     planner.commit({"t/0": 5, "t/1": 5})
     assert stream.committing.wait(10)
     planner.commit({"t/0": 25, "t/1": 10})
@@ -166,7 +170,10 @@ class Forgetful(Stream):
 
 @pytest.mark.parametrize(("on_gap", "begin"), [("earliest", 50), ("latest", None)])
 def test_after_a_gap_the_job_continues_as_configured_and_counts_lost_positions(on_gap, begin):
-    planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None, on_gap)
+    planner = Planner(
+        Forgetful(bounded=True),
+        PassRules(PassesSection(max_events=10), 1, sources=SourceSet.of(SourceSection(on_gap=on_gap))),
+    )
     planner.request(3, {"t/0": 20}, 20)
     answer = planner.take(10.0)
     assert planner.jumped == {"t/0": 30 if begin else 60}
@@ -178,7 +185,7 @@ def test_after_a_gap_the_job_continues_as_configured_and_counts_lost_positions(o
 
 
 def test_a_gap_stops_the_job_by_default():
-    planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None)
+    planner = Planner(Forgetful(bounded=True), PassRules(PassesSection(max_events=10), 1))
     planner.request(3, {"t/0": 20}, 20)
     with pytest.raises(SourceGap, match="t/0: position 20 is no longer retained, the first one is 50"):
         planner.take(10.0)
@@ -212,7 +219,7 @@ class Listening(MemoryPlanJournal):
 def test_new_partitions_and_the_plan_are_logged_before_the_answer():
     journal = Listening()
     stream = MemorySource([[b"a"] * 5, [b"b"] * 3])
-    journal.planner = planner = Planner(stream, PassesSection(), 1, None, journal=journal)
+    journal.planner = planner = Planner(stream, PassRules(PassesSection(), 1), journal=journal)
     plan = plan_of(planner)
     assert journal.order == [("partitions", 0), ("plan", 0)]
     assert journal.plans == [plan]
@@ -225,15 +232,15 @@ def test_new_partitions_and_the_plan_are_logged_before_the_answer():
 
 
 def test_a_restart_with_the_registry_plans_what_the_first_start_planned():
-    first = Planner(MemorySource([[b"a"] * 50, [b"b"] * 50]), PassesSection(max_events=20), 2, None)
+    first = Planner(MemorySource([[b"a"] * 50, [b"b"] * 50]), PassRules(PassesSection(max_events=20), 2))
     plan = plan_of(first)
     journal = MemoryPlanJournal()
     grown = MemorySource([[b"a"] * 70, [b"b"] * 60, [b"c"] * 90])
-    again = Planner(grown, PassesSection(max_events=20), 2, None, journal=journal, known=first.known)
+    again = Planner(grown, PassRules(PassesSection(max_events=20), 2), journal=journal, known=first.known)
     assert plan_of(again) == plan
     assert journal.operations == []
     everything = PassesSection(max_events=1000)
-    rest = plan_of(Planner(grown, everything, 2, None, known=first.known), 2, plan.positions())
+    rest = plan_of(Planner(grown, PassRules(everything, 2), known=first.known), 2, plan.positions())
     assert rest.positions() == {"memory/0": 50, "memory/1": 50}
 
 
@@ -248,13 +255,13 @@ def hourly():
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num_ranks):
     passes = PassesSection(max_events=9, max_skew="4h")
-    running = Planner(hourly(), passes, num_ranks, None)
+    running = Planner(hourly(), PassRules(passes, num_ranks))
     known, positions, plans = {}, {}, []
     while True:
         number = len(plans) + 1
         running.request(number, positions, 0)
         plan = running.take(10.0)
-        restarted = Planner(hourly(), passes, num_ranks, None, known=known)
+        restarted = Planner(hourly(), PassRules(passes, num_ranks), known=known)
         again = plan_of(restarted, number, positions)
         if isinstance(plan, StreamEnded):
             break
@@ -271,7 +278,7 @@ def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num
 
 def test_streams_without_backlog_cause_no_queries_for_times():
     source = MemorySource([[ScriptedRecord(b"e", 1)], [ScriptedRecord(b"e", 1)]], bounded=False)
-    planner = Planner(source, PassesSection(wait="1ms"), 1, None)
+    planner = Planner(source, PassRules(PassesSection(wait="1ms"), 1))
     planner.request(1, {}, 0)
     assert planner.take(10.0).num_positions == 2
     asked = source.num_time_lookups
@@ -285,7 +292,7 @@ def test_streams_without_backlog_cause_no_queries_for_times():
 
 def test_a_pause_makes_what_waited_meanwhile_a_backlog():
     source = MemorySource([[ScriptedRecord(b"e", 1)], [ScriptedRecord(b"e", 1)]], bounded=False)
-    planner = Planner(source, PassesSection(wait="1ms"), 1, None)
+    planner = Planner(source, PassRules(PassesSection(wait="1ms"), 1))
     planner.request(1, {}, 0)
     assert planner.take(10.0).num_positions == 2
     planner.held = lambda: True
@@ -301,36 +308,36 @@ def test_a_pause_makes_what_waited_meanwhile_a_backlog():
 def test_a_stream_by_the_clock_continues_after_a_restart_at_the_jobs_position():
     config = SimulatedSource(kind="simulated", rate=1000.0, partitions=2)
     passes = PassesSection(max_events=50, wait="10ms")
-    first = Planner(SimulatedStream(config, seed=1), passes, 1, None)
+    first = Planner(SimulatedStream(config, seed=1), PassRules(passes, 1))
     plan = plan_of(first)
     positions = {name: position + 1_000_000 for name, position in plan.positions().items()}
-    again = plan_of(Planner(SimulatedStream(config, seed=1), passes, 1, None, known=first.known), 2, positions)
+    again = plan_of(Planner(SimulatedStream(config, seed=1), PassRules(passes, 1), known=first.known), 2, positions)
     assert {s.partition: s.begin for s in again.segments[0]}.items() <= positions.items()
     with pytest.raises(SourceGap, match="simulated/0 is not what it was"):
-        plan_of(Planner(SimulatedStream(config, seed=2), passes, 1, None, known=first.known), 2, positions)
+        plan_of(Planner(SimulatedStream(config, seed=2), PassRules(passes, 1), known=first.known), 2, positions)
 
 
 def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning():
     stream = MemorySource([[b"a"] * 5], bounded=False)
     passes = PassesSection(wait="10ms")
-    first = Planner(stream, passes, 1, None)
+    first = Planner(stream, PassRules(passes, 1))
     assert plan_of(first).positions() == {"memory/0": 5}
     stream.add_partition([b"b"] * 4)
     stream.drop_before(1, 1)
     journal = MemoryPlanJournal()
-    again = Planner(stream, passes, 1, None, journal=journal, known=first.known)
+    again = Planner(stream, PassRules(passes, 1), journal=journal, known=first.known)
     plan = plan_of(again, 2, {"memory/0": 5})
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(1, 1, 4)]
     assert [each.number for each in journal.operations[0].partitions] == [1]
 
 
 def test_a_stream_that_loses_its_end_between_two_runs_is_read_on():
-    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassesSection(), 1, None)
+    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassRules(PassesSection(), 1))
     ends = plan_of(first).positions()
     assert ends == {"memory/0": 5, "memory/1": 3}
     stream = MemorySource([[b"a"] * 5, [b"b"] * 3], bounded=False)
     journal = MemoryPlanJournal()
-    again = Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=first.known)
+    again = Planner(stream, PassRules(PassesSection(wait="10ms"), 1), journal=journal, known=first.known)
     again.request(2, ends, 8)
     assert again.take(0.3) is None, "there is nothing new yet"
     stream.append(0, [b"a"] * 2)
@@ -342,19 +349,19 @@ def test_a_stream_that_loses_its_end_between_two_runs_is_read_on():
     assert logged == {"memory/0": None, "memory/1": None, "memory/2": None}
     assert again.num_late == 0
     journal.operations.clear()
-    once_more = Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=again.known)
+    once_more = Planner(stream, PassRules(PassesSection(wait="10ms"), 1), journal=journal, known=again.known)
     stream.append(1, [b"b"])
     assert plan_of(once_more, 3, {**ends, **plan.positions()}).positions() == {"memory/1": 4}
     assert journal.operations == []
 
 
 def test_a_partition_replaced_after_its_end_is_not_read_when_the_stream_loses_its_end(caplog):
-    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassesSection(), 1, None)
+    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassRules(PassesSection(), 1))
     ends = plan_of(first).positions()
     stream = MemorySource([[b"a"] * 5, [b"b"] * 3], bounded=False)
     stream.recreate(0, [b"x"] * 50)
     stream.append(1, [b"b"])
-    again = Planner(stream, PassesSection(wait="10ms"), 1, None, known=first.known)
+    again = Planner(stream, PassRules(PassesSection(wait="10ms"), 1), known=first.known)
     assert plan_of(again, 2, ends).positions() == {"memory/1": 4}
     assert [again.known[name].end for name in ("memory/0", "memory/1")] == [5, None]
     assert "memory/0 was replaced" in caplog.text and "it is not read again" in caplog.text
@@ -363,13 +370,15 @@ def test_a_partition_replaced_after_its_end_is_not_read_when_the_stream_loses_it
 @pytest.mark.parametrize("size", [4, 5, 50])
 def test_a_replaced_partition_stops_the_job_however_long_it_is(size):
     stream = MemorySource([[b"a"] * 5], bounded=False)
-    first = Planner(stream, PassesSection(wait="10ms"), 1, None)
+    first = Planner(stream, PassRules(PassesSection(wait="10ms"), 1))
     plan = plan_of(first)
     stream.recreate(0, [b"x"] * size)
     journal = MemoryPlanJournal()
     with pytest.raises(SourceGap, match="memory/0 is not what it was"):
         plan_of(
-            Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=first.known), 2, {"memory/0": 5}
+            Planner(stream, PassRules(PassesSection(wait="10ms"), 1), journal=journal, known=first.known),
+            2,
+            {"memory/0": 5},
         )
     with pytest.raises(SourceGap, match="memory/0 is not what it was"):
         list(stream.read(plan.segments[0][0], Deadline.after(1)))
@@ -380,11 +389,11 @@ def test_skipped_positions_are_in_no_plan():
     stream = MemorySource([[b"a"] * 30])
     passes = PassesSection(max_events=100)
     planner = Planner(
-        stream, passes, 1, None, skips=[SkippedRange("memory/0", 10, 15), SkippedRange("memory/0", 25, 99)]
+        stream, PassRules(passes, 1), skips=[SkippedRange("memory/0", 10, 15), SkippedRange("memory/0", 25, 99)]
     )
     assert [(s.begin, s.end) for s in plan_of(planner).segments[0]] == [(0, 10), (15, 25)]
     assert planner.lag({"memory/0": 12}) == {"memory/0": 10}
-    over = Planner(stream, passes, 1, None, known=planner.known, skips=planner.skips)
+    over = Planner(stream, PassRules(passes, 1), known=planner.known, skips=planner.skips)
     assert isinstance(plan_of(over, 2, {"memory/0": 25}), StreamEnded)
 
 
@@ -393,7 +402,9 @@ def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
     stream.drop_before(0, 20)
     journal, passes = MemoryPlanJournal(), PassesSection(wait="10ms")
     known, _ = with_new_partitions({}, stream.partitions(Deadline.after(1)), False)
-    planner = Planner(stream, passes, 1, None, "latest", journal=journal, known=known)
+    planner = Planner(
+        stream, PassRules(passes, 1, sources=SourceSet.of(SourceSection(on_gap="latest"))), journal=journal, known=known
+    )
     planner.request(2, {"memory/0": 10}, 10)
     assert planner.take(0.3) is None
     stream.append(0, [b"new"] * 3)
@@ -404,7 +415,13 @@ def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
     assert journal.operations == [gap]
     assert planner.jumped == {"memory/0": 20}
     stream.append(0, [b"newer"] * 4)
-    again = Planner(stream, passes, 1, None, "latest", journal=journal, known=planner.known, skips=planner.skips)
+    again = Planner(
+        stream,
+        PassRules(passes, 1, sources=SourceSet.of(SourceSection(on_gap="latest"))),
+        journal=journal,
+        known=planner.known,
+        skips=planner.skips,
+    )
     assert [(s.begin, s.end) for s in plan_of(again, 2, {"memory/0": 10}).segments[0]] == [(30, 37)]
     assert journal.operations == [gap]
 
@@ -430,7 +447,7 @@ def quick(monkeypatch):
 
 def test_a_full_log_is_tried_again_and_the_status_says_so(quick):
     journal = Full()
-    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal)
+    planner = Planner(MemorySource([[b"a"] * 5]), PassRules(PassesSection(), 1), journal=journal)
     planner.request(1, {}, 0)
     assert planner.take(0.1) is None
     assert journal.tried.is_set()
@@ -443,7 +460,7 @@ def test_a_full_log_is_tried_again_and_the_status_says_so(quick):
 
 def test_a_log_that_stays_full_ends_the_job(quick):
     journal = Full()
-    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal, max_full_s=0.05)
+    planner = Planner(MemorySource([[b"a"] * 5]), PassRules(PassesSection(), 1), journal=journal, max_full_s=0.05)
     with pytest.raises(LogFull):
         plan_of(planner)
     assert journal.plans == []
@@ -451,7 +468,7 @@ def test_a_log_that_stays_full_ends_the_job(quick):
 
 def test_a_planner_closes_while_the_log_is_full():
     journal = Full()
-    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal)
+    planner = Planner(MemorySource([[b"a"] * 5]), PassRules(PassesSection(), 1), journal=journal)
     planner.request(1, {}, 0)
     assert journal.tried.wait(10)
     planner.close()
@@ -464,7 +481,7 @@ def test_a_planner_that_ended_by_a_bug_raises():
         def partitions(self, deadline):
             raise ZeroDivisionError("bug")
 
-    planner = Planner(Broken((3, False)), PassesSection(), 1, None)
+    planner = Planner(Broken((3, False)), PassRules(PassesSection(), 1))
     planner.request(1, {}, 0)
     with pytest.raises(RuntimeError, match="thread has ended by a bug"):
         while True:

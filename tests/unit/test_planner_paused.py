@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from headrace.service.monitor.lines import progress_line
 from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.rank0.planner import PAUSED, Planner, StreamEnded
+from headrace.trainer.rank0.planner import PAUSED, PassRules, Planner, StreamEnded
 from headrace.trainer.status.progress import TrainerProgress
 from tests.unit.test_planner import Stream
 
 
 def planner_of(stream, paused, wants_pass=lambda: False, **passes):
-    planner = Planner(stream, PassesSection(**passes), 1, None)
+    planner = Planner(stream, PassRules(PassesSection(**passes), 1))
     planner.held, planner.wants_pass = paused.is_set, wants_pass
     return planner
 

@@ -3,6 +3,7 @@
 import json
 import threading
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,10 @@ from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.errors import BadInput, SpecError
 from headrace.pserver.config import TableSection
-from headrace.service.cli.prediction_commands import folder_of, input_of
+from headrace.service.cli.prediction_commands import input_of, new_place, place_of
 from headrace.service.predict.prediction import predict
 from headrace.service.predict.worker_group import PredictionFailed, WorkerDied, error_of
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.metrics.tensor_totals import TensorTotal
@@ -37,12 +38,14 @@ from headrace.trainer.predict.fixed_batches import FixedBatches, filled_up, no_s
 from headrace.trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
 from headrace.trainer.predict.output_columns import OutputColumns, SampleNumbers
 from headrace.trainer.predict.output_files import PredictionOutput, writing_part
+from headrace.trainer.predict.output_place import open_place
 from headrace.trainer.predict.prediction_plan import (
     PredictionPlan,
     fingerprint_of,
     names_commit,
     segments_of,
     source_config,
+    with_absolute_paths,
 )
 from headrace.trainer.predict.predictor import Predictor
 from headrace.trainer.train.tracing import FrozenModel
@@ -65,7 +68,7 @@ def request(**asked):
 
 
 def spec(text=SPEC):
-    return validate(Job, tomllib.loads(text))
+    return validate(JobFile, tomllib.loads(text))
 
 
 def samples_of(rng, num):
@@ -217,10 +220,13 @@ def test_segments_are_cut_by_position_alone(tmp_path):
         ("a.txt", 0, 2), ("a.txt", 2, 4), ("a.txt", 4, 5), ("c.txt", 0, 2), ("c.txt", 2, 4)
     ]  # fmt: skip
     plan = PredictionPlan("f", {"commit": "c"}, cut)
-    plan.write(tmp_path)
-    assert PredictionPlan.read(tmp_path) == plan
-    PredictionPlan.forget(tmp_path)
-    assert PredictionPlan.read(tmp_path) is None
+    place = open_place(tmp_path)
+    place.work.mkdir()
+    plan.write(place)
+    PredictionPlan("g", {"commit": "d"}, cut).write(place)
+    assert PredictionPlan.read(place) == plan, "the first one stays"
+    PredictionPlan.forget(place)
+    assert PredictionPlan.read(place) is None
 
 
 def test_an_input_is_cut_into_no_more_parts_than_can_be_planned_at_once(tmp_path, monkeypatch):
@@ -237,6 +243,21 @@ def test_input_that_is_not_there_is_named_as_the_request_names_it(tmp_path):
     with pytest.raises(SpecError, match=r"^input\.paths\.1: no file matches 'nope\.txt'") as told:
         segments_of(asked.input, spec(), tmp_path, 2)
     assert told.value.path == "input.paths.1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"paths": ["*.txt"], "root": "az://c/p"}, "input.root: names no storage account"),
+        ({"paths": ["s3://b/x.txt"]}, 'input.paths: 0, "s3://b/x.txt", is an address, not a path'),
+        ({"paths": ["/x/*.txt"], "root": "gs://b/p"}, "input: paths are relative to root"),
+        ({"paths": ["a.zst"]}, 'input: paths.0, "a.zst", has no lines'),
+    ],
+)
+def test_files_that_no_source_reads_are_named_as_the_request_names_them(asked, said):
+    with pytest.raises(SpecError) as told:
+        source_config(request(input=asked).input, spec())
+    assert str(told.value).startswith(said)
 
 
 class Topic:
@@ -365,7 +386,7 @@ def test_metrics_do_not_depend_on_how_samples_are_cut_into_parts(tmp_path_factor
             total = TensorTotal()
             total.add(prediction[cut])
             totals.append(json.loads(json.dumps({"p": total.to_json()})))
-        return compute_metrics(config, tasks, files, totals, lambda: None)
+        return compute_metrics(config, tasks, map(nullcontext, files), totals, lambda: None)
 
     whole = over([0, 30])
     assert over(sorted([0, *cuts, 30])) == whole
@@ -527,12 +548,44 @@ def test_an_answers_label_may_always_be_absent_where_that_is_said():
     assert np.isnan(samples.meta["click"]).tolist() == [False, True]
 
 
-def test_an_output_in_an_object_store_is_refused_as_not_built():
-    with pytest.raises(SpecError, match="output: .*an object store is not supported"):
-        validate(PredictionRequest, {"input": {"paths": ["a"]}, "output": "s3://bucket/predictions"})
-    with pytest.raises(SpecError, match="writing to an object store is not built"):
-        folder_of(Path("s3://bucket/predictions"), here=True)
-    assert folder_of(Path("/out"), here=False) == "/out"
+def test_an_output_is_a_folder_or_an_address_and_relative_folders_start_at_the_job(tmp_path):
+    raw = {"input": {"paths": ["a"]}}
+    for output, expected in (
+        ("out", str(tmp_path / "out")),
+        ("/out", "/out"),
+        ("s3://bucket/out?region=us-east-1", "s3://bucket/out?region=us-east-1"),
+    ):
+        request = validate(PredictionRequest, {**raw, "output": output})
+        assert with_absolute_paths(request, tmp_path).output == expected
+    with pytest.raises(SpecError, match="output: .*ftp:// is not supported; write .s3://bucket/prefix"):
+        validate(PredictionRequest, {**raw, "output": "ftp://host/out"})
+    assert place_of("s3://bucket/out", here=True) == place_of("s3://bucket/out", here=False) == "s3://bucket/out"
+    assert place_of("/out", here=False) == "/out"
+    with pytest.raises(SpecError, match="--output: .*names no bucket"):
+        place_of("s3:///out", here=True)
+
+
+@pytest.mark.parametrize("name", ["parts", "a#b", "a?b=c", "a%20b;c"])
+def test_parts_of_an_evaluation_are_within_their_place(tmp_path, name):
+    with new_place(str(tmp_path / name)) as output:
+        assert Path(output).parent == tmp_path / name
+        Path(output).mkdir(parents=True)
+    assert not list((tmp_path / name).iterdir()), "removed at the end"
+
+
+def test_files_of_an_object_store_are_named_by_root_and_other_requests_keep_their_fingerprint():
+    assert request().what()["input"] == {"paths": [*request().input.paths], "kafka": None}
+    given = input_of(["day-8/*.txt"], None, "s3://bucket/events")
+    asked = validate(PredictionRequest, {"input": given, "output": "out"})
+    source = source_config(asked.input, spec())
+    assert (source.root, source.paths) == ("s3://bucket/events", ("day-8/*.txt",))
+    assert asked.what()["input"]["root"] == "s3://bucket/events"
+    with pytest.raises(SpecError, match="--input: 's3://bucket/x': give the address as --root"):
+        input_of(["s3://bucket/x"], None)
+    with pytest.raises(SpecError, match="^--root: is where --input begins; a topic has none$"):
+        input_of([], "clicks", "s3://bucket/events")
+    with pytest.raises(SpecError, match="root is where paths begin"):
+        validate(PredictionRequest, {"input": {"kafka": {"topic": "t"}, "root": "s3://b/x"}, "output": "out"})
 
 
 def test_input_is_read_like_the_source_of_its_kind_without_its_bounds_of_time():

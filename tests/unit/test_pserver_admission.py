@@ -13,7 +13,13 @@ from headrace.pserver.admission.entries import draw_of
 from headrace.pserver.admission.exact_counts import ExactCounter, ExactCounterReference
 from headrace.pserver.admission.sketch import SketchCounter, SketchCounterReference
 from headrace.pserver.admission_entries import MIN_COUNTS_BYTES as MIN_MEMORY
-from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry, ShowClickEntry
+from headrace.pserver.admission_entries import (
+    AdmissionEntry,
+    CountEntry,
+    CountingRule,
+    ProbabilityEntry,
+    ShowClickEntry,
+)
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shards import Keys
 from headrace.pserver.rows.digest import add
@@ -273,6 +279,51 @@ def test_what_is_told_of_a_key_is_json():
     assert (counted["estimate"], counted["agrees"], counted["n"]) == (1, False, 3)
     assert scored["estimate"] == pytest.approx(0.1, abs=1e-4) and scored["score"] == 0.3
     assert drawn["agrees"] and drawn["lot"] == draw_of(5, SEED)
+
+
+class Clicked(AdmissionEntry):
+    """Of an outside package: it has none of the keys of the entries here."""
+
+    kind: str = "clicked"
+    least: int = 2
+
+    def counting(self, nonclk_coeff, click_coeff):
+        return CountingRule(True, MIN_MEMORY, 0, 0.0, 1.0, self.least)
+
+
+class Even(AdmissionEntry):
+    kind: str = "even"
+
+    @property
+    def admits_below(self):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (count(3), "count 3: seen about 1 time (sketch, at most +1.04 too high)"),
+        (count(3, exact=True), "count 3: seen 1 time (exact)"),
+        (score(1.5, exact=True), "show_click 1.5: its score is 1 (exact)"),
+        (lot(0.1), "probability 0.1: its random draw is 0.937, which does not admit it"),
+        (Clicked(), "clicked: it has counted 1 (exact)"),
+        (Even(), "even 0.5: its random draw is 0.937, which does not admit it"),
+    ],
+)
+def test_an_entry_says_what_it_knows_of_a_key_in_a_sentence(entry, words):
+    ours = admission(entry)
+    admit(ours, [5], click=1.0)
+    assert [each["text"] for each in ours.explain(5, 0)] == [words]
+
+
+def test_a_full_exact_bucket_says_what_it_dropped():
+    ours = admission(count(3, exact=True))
+    for i in range(60):
+        admit(ours, [(i + 1) << 12 | 5])
+    (told,) = ours.explain(1 << 12 | 5, 0)
+    assert told["bucket_dropped_keys"] and told["text"].endswith(
+        f"(exact; its bucket was full, {told['bucket_dropped_keys']} keys were dropped from it)"
+    )
 
 
 def test_memory_is_what_was_asked_for_and_too_little_is_refused():

@@ -1,5 +1,6 @@
 """Aging of rows: commits restore it, cuts clear the rows that they select, the deletion of a row can be predicted."""
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ def act(life, number, version):
         case 3:
             life.cut(ExportCut(since=version // 2, base_threshold=0.2, delta_threshold=0.4, delta_keep_days=3), version)
         case _:
-            life.set(SECTION.model_copy(update={"decay": 0.7}), GROUPS)
+            life.set(SECTION.model_copy(update={"decay": 0.7}), GROUPS, version)
 
 
 @given(st.lists(st.integers(0, 9)), st.sampled_from([3, 4]), st.floats(0, 9), st.integers(1, 9))
@@ -43,6 +44,29 @@ def test_what_a_commit_says_of_a_life_is_that_life(history, group, show, changed
     assert again.state == life.state and again.day == life.day
     for ask in ("score", "absent", "delta_score", "unseen"):
         assert getattr(again, ask)(row).tolist() == getattr(life, ask)(row).tolist()
+
+
+def test_a_commit_tells_of_frozen_slots_only_once_some_were():
+    life = TableAging(SECTION, GROUPS)
+    before = msgspec.json.encode(life.state)
+    assert before == b'{"day":0,"rates":[],"shrinks":[],"cuts":[]}'
+    life.freeze(4)
+    life.freeze(3)
+    assert msgspec.json.encode(life.state) == before[:-1] + b',"frozen_groups":[3,4]}'
+    assert TableAging.of(SECTION, GROUPS, life.state).frozen_groups == {3, 4}
+    life.unfreeze(3, 7)
+    life.unfreeze(3, 8)
+    assert msgspec.json.encode(life.state) == before[:-1] + b',"frozen_groups":[4],"thawed":{"3":7}}'
+
+
+def test_shrinks_of_one_close_are_all_restored():
+    life = TableAging(SECTION, GROUPS)
+    life.shrink(ShrinkRows(table="t", delete_below=0.5), 1)
+    life.shrink(ShrinkRows(table="t", delete_after_days=2), 1)
+    swept = TableAging(SECTION, GROUPS)
+    again = TableAging(SECTION, GROUPS)
+    again.load([life.state, swept.state, life.state])
+    assert again.shrinks == life.shrinks and again.absent(words(show=0.1))[0]
 
 
 @given(st.floats(0, 50), st.floats(0, 50), st.sampled_from([3, 4]), st.integers(0, 3))

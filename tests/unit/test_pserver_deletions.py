@@ -3,14 +3,17 @@
 import threading
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pytest
 
 from headrace.pserver.admission_entries import CountEntry
-from headrace.pserver.config import Adagrad, ShardProcess, TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.lifecycle import deletions
+from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.protocol.shards import Gradients, Keys
 from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows import row_cache
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.row_cache import CacheBound
@@ -18,7 +21,7 @@ from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.server.pushes import Push
 from headrace.pserver.server.shard import Shard
 from headrace.pserver.store.memory_store import MemoryRowStore
-from headrace.pserver.tables.sweeping import run
+from headrace.pserver.tables.sweeping import Sweeper, run
 from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5), decay=0.5)
@@ -232,6 +235,38 @@ def test_a_survey_counts_the_rows_that_the_shrink_then_deletes(world):
     assert world.table.deletions.survey(ShrinkRows(table="t", delete_after_days=2)).unseen == {0: 20}
     world.shrink(ShrinkRows(table="t", delete_after_days=2))
     assert world.present() == [*ALL_KEYS[20:40]]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+def test_a_shrink_of_the_same_close_that_comes_during_a_sweep_removes_its_rows_all_the_same(world, pieces):
+    world.learn(ALL_KEYS[:8])
+    world.shrink(ShrinkRows(table="t", delete_below=0.01))
+    with patch.object(deletions, "PIECE_ROWS", 2):
+        sweep = world.table.deletions.sweep()
+        for _ in range(pieces):
+            next(sweep)
+        world.table.operate(EVERYTHING, world.version)
+        run(sweep)
+    assert world.present() == [] and world.table.deletions.num_rows == 0
+
+
+def test_a_restart_takes_up_every_shrink_of_a_close_that_some_shard_has_not_swept(world):
+    world.learn(ALL_KEYS[:8])
+    world.shrink(EVERYTHING)
+    world.table.operate(ShrinkRows(table="t", delete_below=0.01), world.version)
+    taken = world.commit()
+    ahead = msgspec.structs.replace(taken.life, shrinks=taken.life.shrinks[1:])
+    for states in ([taken.life, ahead], [ahead, taken.life]):
+        life = TableAging(SECTION, {})
+        life.load(states)
+        assert life.state.shrinks == taken.life.shrinks
+
+
+def test_sweeps_begin_after_all_operations_of_a_close(monkeypatch):
+    shard, waiting = Shard(ShardProcess.alone({"t": SECTION}, 1)), []
+    monkeypatch.setattr(Sweeper, "sweep", lambda _, table: waiting.append(table.overview.life.shrinks))
+    shard.operate([ShrinkRows(table="t", delete_below=0.01), EVERYTHING], 1)
+    assert [len(each) for each in waiting] == [2]
 
 
 def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_once():

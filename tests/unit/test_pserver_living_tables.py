@@ -10,11 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, Initial, Sgd, SlotLife, TableSection
+from headrace.pserver.config import Bounds, Initial, SlotLife, TableSection
 from headrace.pserver.errors import OutOfMemory
 from headrace.pserver.lifecycle import deletions
 from headrace.pserver.protocol.shards import Gradients
-from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.protocol.table_operations import (
+    SLOT_CHANGES,
+    AdvanceDay,
+    ClearSlot,
+    ForgetRow,
+    FreezeSlot,
+    SetTables,
+    ShrinkRows,
+    UnfreezeSlot,
+)
+from headrace.pserver.row_optimizers import Adagrad, Adam, Ftrl, Sgd
 from headrace.pserver.rows import row_cache
 from headrace.pserver.rows.row_cache import CacheBound
 from headrace.pserver.rows.table_rows import frozen
@@ -42,7 +52,8 @@ ITEMS_LATER = PLAIN.model_copy(
 CLIPPED = PLAIN.model_copy(
     update={"init": Initial.NORMAL, "clip_norm": 1.5, "slots": {"items": SlotLife(init=Initial.XAVIER)}}
 )
-SECTIONS = {"plain": PLAIN, "later": LATER, "items-later": ITEMS_LATER, "clipped": CLIPPED}
+DECAYING = LATER.model_copy(update={"weight_decay": 0.25})
+SECTIONS = {"plain": PLAIN, "later": LATER, "items-later": ITEMS_LATER, "clipped": CLIPPED, "decaying": DECAYING}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +78,8 @@ class Histories:
     """One table that is all in memory, one that is not, and the plain one."""
 
     def __init__(self, section):
-        self.section, self.version = section, 0
+        self.section = self.file = section
+        self.version = 0
         num_words = ShardTable("t", section, 1, groups=GROUPS).snapshots.num_words
         self.stores = MemoryRowStore(num_words), MemoryRowStore(num_words)
         self.tables = [table_of(section), table_of(section, self.stores[1])]
@@ -78,7 +90,7 @@ class Histories:
     # --- what happens ---
 
     def learn(self, keys_U, value, click, days):
-        self.version += 1
+        self.close()
         grads_UD = np.full((len(keys_U), 3), value, np.float32) * np.arange(1, 4, dtype=np.float32)
         show_U = np.arange(1, len(keys_U) + 1).astype(np.float32)
         click_U = np.minimum(show_U, click).astype(np.float32)
@@ -92,6 +104,10 @@ class Histories:
         for table in self.tables:
             told = table.stats().new_by_group
             assert [told.get(group, 0) for group in range(3)] == made.tolist(), "whatever is swept"
+
+    def close(self):
+        self.version += 1
+        self.plain.reach(self.version)
 
     def learn_one(self, table, keys_U, push, read):
         try:
@@ -116,7 +132,7 @@ class Histories:
             table.operate(operation, self.version)
 
     def shrink(self, below, after, pieces):
-        self.version += 1
+        self.close()
         self.plain.shrink(below, after)
         self.operate(ShrinkRows(table="t", delete_below=below, delete_after_days=after))
         self.sweep(pieces)
@@ -135,10 +151,19 @@ class Histories:
         self.plain.forget(int(key))
         self.operate(ForgetRow(table="t", group=int(key % 3), key=int(key)))
 
-    def set(self, decay, lr):
-        optimizer = self.section.optimizer.model_copy(update={"lr": lr})
-        self.section = self.section.model_copy(update={"decay": decay, "optimizer": optimizer})
+    def change(self, change, slot):
+        getattr(self.plain, change.name)(GROUPS[slot])
+        self.operate(change(slot=slot, table="t", group=GROUPS[slot]))
+
+    def set(self, decay, lr, weight_decay=None):
+        self.close()
+        changes = {"decay": decay, "optimizer": self.section.optimizer.model_copy(update={"lr": lr})}
+        changes |= {} if weight_decay is None else {"weight_decay": weight_decay}
+        self.section = self.section.model_copy(update=changes)
         self.plain.set(self.section)
+        self.set_tables()
+
+    def set_tables(self):
         for number, table in enumerate(self.tables):
             section = self.section if number == 0 else self.section.model_copy(update={"memory": 8 << 20})
             table.operate(SetTables(tables={"t": section.model_dump(mode="json")}), self.version)
@@ -168,9 +193,11 @@ class Histories:
         lives = [taken.life for taken in self.taken]
         before = [table.overview.digest() for table in self.tables]
         self.settle(True)
-        self.tables = [table_of(self.section), table_of(self.section, self.stores[1])]
+        self.tables = [table_of(self.file), table_of(self.file, self.stores[1])]
         for table, store, taken, life in zip(self.tables, self.stores, self.taken, lives, strict=True):
             table.snapshots.attach(store, taken.rows_by_group, [life])
+            table.begin(self.version)
+        self.set_tables()
         self.sweeps = [iter(()), iter(())]
         assert [table.overview.digest() for table in self.tables] == before
 
@@ -232,7 +259,13 @@ ACTS = st.lists(
         ),
         st.tuples(st.just("sweep"), st.integers(1, 9)),
         st.tuples(st.just("forget"), st.sampled_from(ALL_KEYS.tolist()[:12])),
-        st.tuples(st.just("set"), st.sampled_from([0.5, 0.97, 1.0]), st.sampled_from([0.5, 0.125])),
+        st.tuples(st.just("change"), st.sampled_from(SLOT_CHANGES), st.sampled_from(list(GROUPS))),
+        st.tuples(
+            st.just("set"),
+            st.sampled_from([0.5, 0.97, 1.0]),
+            st.sampled_from([0.5, 0.125]),
+            st.sampled_from([None, 0.0, 0.25, 0.5]),
+        ),
         st.tuples(st.just("commit"), st.booleans()),
         st.tuples(st.just("settle"), st.booleans()),
         st.tuples(st.just("restart")),
@@ -265,4 +298,101 @@ def test_every_optimizer_learns_heads_alone_until_the_vector_joins(optimizer):
         histories.learn(draw.choice(ALL_KEYS, 9, replace=False), float(draw.normal()), number % 3, number % 2)
         (histories.restart if number % 4 == 3 else histories.compare)()
     assert {row.whole for row in histories.plain.rows.values()} == {True, False}
+    histories.end()
+
+
+def test_a_slot_that_is_cleared_starts_anew_and_the_others_stay():
+    histories, draw = Histories(PLAIN), np.random.default_rng(2)
+    for number in range(9):
+        histories.learn(draw.choice(ALL_KEYS, 9, replace=False), 1.0, 1, 0)
+        if number % 3 == 1:
+            histories.change(ClearSlot, ["items", "users"][number % 2])
+            histories.shrink(0.6, None, 3)
+            histories.change(ClearSlot, "rare")
+        if number == 5:
+            histories.restart()
+        histories.compare()
+    histories.end()
+
+
+@pytest.mark.parametrize("section", [PLAIN, LATER], ids=["whole", "later"])
+def test_a_frozen_slot_keeps_its_weights_over_commits_until_it_learns_again(section):
+    histories, draw = Histories(section), np.random.default_rng(3)
+    kept = {}
+    for number in range(12):
+        if number == 3:
+            histories.change(FreezeSlot, "items")
+            rows = histories.plain.rows.items()
+            kept = {key: row.floats_W.tolist() for key, row in rows if row.group == 1 and row.whole}
+        histories.learn(draw.choice(ALL_KEYS, 9, replace=False), 1.0, number % 2, 0)
+        histories.compare()
+        if number % 3 == 2:
+            histories.restart()
+        told = [table.overview.explain(key, key % 3).get("frozen") for table in histories.tables for key in kept]
+        assert told == [3 <= number <= 8 or None] * len(told)
+        if number == 8:
+            assert kept and {key: histories.plain.rows[key].floats_W.tolist() for key in kept} == kept
+            histories.change(UnfreezeSlot, "items")
+    assert {key: histories.plain.rows[key].floats_W.tolist() for key in kept} != kept
+    histories.end()
+
+
+def test_a_row_of_a_frozen_slot_gets_its_vector_at_its_first_push_after_the_unfreeze():
+    histories, keys_U = Histories(LATER), ALL_KEYS[groups_of(ALL_KEYS) == 1][:1]
+    row = histories.plain.rows
+    histories.learn(keys_U, 1.0, 0, 0)
+    histories.change(FreezeSlot, "items")
+    told = []
+    for clicks in (1, 1, 0, 0):
+        histories.learn(keys_U, 1.0, clicks, 0)
+        histories.compare()
+        told.append((row[int(keys_U[0])].whole, histories.plain.score(row[int(keys_U[0])]) >= 0.5))
+        if len(told) == 2:
+            histories.restart()
+            histories.change(UnfreezeSlot, "items")
+            histories.compare()
+    assert told == [(False, True), (False, True), (True, True), (True, True)]
+    histories.end()
+
+
+DECAY_WORLD = PLAIN.model_copy(update={"weight_decay": 0.5, "slots": {}})
+
+
+def weights_after(*acts):
+    """Of one row of "items", at its next push without a gradient after it was made and acts followed."""
+    histories, keys_U = Histories(DECAY_WORLD), ALL_KEYS[groups_of(ALL_KEYS) == 1][:1]
+    histories.learn(keys_U, 1.0, 1, 0)
+    before = histories.plain.read(int(keys_U[0]))
+    for name, *args in acts:
+        getattr(histories, name)(*args)
+    histories.learn(keys_U, 0.0, 1, 0)
+    histories.compare()
+    return [after / each for after, each in zip(histories.plain.read(int(keys_U[0])), before, strict=True)]
+
+
+PASSES, FREEZE, UNFREEZE = ("close",), ("change", FreezeSlot, "items"), ("change", UnfreezeSlot, "items")
+
+
+@pytest.mark.parametrize("again", [(), [("restart",)]], ids=["at once", "restarted"])
+def test_a_decay_that_is_set_holds_for_the_passes_after_it(again):
+    assert weights_after(PASSES, PASSES, *again) == [0.5**3] * 3
+    assert weights_after(PASSES, ("set", 1.0, 0.5, 0.75), PASSES, *again) == [0.25**2] * 3
+    assert weights_after(("set", 1.0, 0.5, 0.0), PASSES, ("set", 1.0, 0.5, 0.5), *again, PASSES) == [0.5**2] * 3
+
+
+@pytest.mark.parametrize("again", [(), [("restart",)]], ids=["at once", "restarted"])
+def test_rows_of_a_slot_do_not_decay_for_the_time_before_it_was_unfrozen(again):
+    assert weights_after(PASSES, FREEZE, PASSES, UNFREEZE, *again, PASSES) == [0.5**2] * 3
+    assert weights_after(PASSES, UNFREEZE, *again) == [0.5**2] * 3, "it was not frozen"
+
+
+def test_a_decay_that_the_job_file_changes_holds_from_the_restart_on():
+    histories, keys_U = Histories(DECAY_WORLD), ALL_KEYS[:3]
+    for weight_decay in (0.5, 0.25, 0.0, 0.75):
+        histories.learn(keys_U, 1.0, 1, 0)
+        histories.close()
+        histories.file = histories.section = DECAY_WORLD.model_copy(update={"weight_decay": weight_decay})
+        histories.plain.set(histories.section)
+        histories.restart()
+    histories.learn(keys_U, 1.0, 1, 0)
     histories.end()

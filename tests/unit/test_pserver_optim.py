@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
-from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, PaddleAdagrad, PaddleAdam, Sgd, TableSection
-from headrace.pserver.rows.row_settings import optimizer_of
+from headrace.pserver.config import Bounds, SlotLife, TableSection
+from headrace.pserver.row_optimizer_kernels import ftrl_adapt, ftrl_adapt_reference
+from headrace.pserver.row_optimizers import Adagrad, Adam, Ftrl, Momentum, PaddleAdagrad, PaddleAdam, Sgd
+from headrace.pserver.rows.row_settings import RowSettings, optimizer_of
 from headrace.pserver.rows.table_rows import frozen
 
 OPTIMIZERS = [
@@ -20,10 +22,11 @@ OPTIMIZERS = [
     PaddleAdagrad(kind="paddle_adagrad", per="element", lr=0.5, initial_g2sum=0.25),
     PaddleAdagrad(kind="paddle_adagrad", lr=0.5),
     PaddleAdam(kind="paddle_adam", lr=0.125),
+    Momentum(kind="momentum", lr=0.125, momentum=0.75),
 ]
 NAMES = [
     *("sgd", "adagrad-element", "adagrad-row", "adam", "ftrl"),
-    *("paddle-adagrad-element", "paddle-adagrad-row", "paddle-adam"),
+    *("paddle-adagrad-element", "paddle-adagrad-row", "paddle-adam", "momentum"),
 ]
 
 
@@ -70,6 +73,26 @@ def test_kernels_do_what_their_twins_say_bit_for_bit(optimizer, dim, first_order
     assert (slab.view(np.uint32) == expected.view(np.uint32)).all()
 
 
+@given(
+    rows=st.lists(st.integers(0, 5), unique=True, min_size=1), first_order=st.integers(0, 1), seed=st.integers(0, 99)
+)
+def test_ftrl_adapts_as_its_twin_says_bit_for_bit(rows, first_order, seed):
+    draw, settings = np.random.default_rng(seed), np.array([[-1, 1, 0.5, 1, 0.25, 0.125], [-1, 1, 0.25, 2, 0, 0]])
+    slab, settings = draw.normal(size=(6, 9)).astype(np.float32), settings.astype(np.float32)
+    slab[:, :3] *= draw.integers(0, 2, (6, 3))
+    slab[:, 6:] **= 2
+    expected = slab.copy()
+    ftrl_adapt(slab, frozen(np.array(rows, np.int32)), 0, len(rows), first_order, 3, settings)
+    for row in rows:
+        ftrl_adapt_reference(expected[row], 3, first_order, settings)
+    assert (slab.view(np.uint32) == expected.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
+def test_an_optimizer_says_whether_its_weights_follow_from_the_rate(optimizer):
+    assert optimizer.follows_rate == (optimizer.kernels().adapt is not None)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
 def test_ranges_may_be_done_apart(optimizer):
     section = TableSection(dim=7, optimizer=optimizer)
@@ -101,8 +124,9 @@ def test_weights_stay_within_bounds(optimizer):
             lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.2, eps=1e-6),
         ),
         (Adam(kind="adam", lr=0.1, beta2=0.99), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.99))),
+        (Momentum(kind="momentum", lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     ],
-    ids=["sgd", "adagrad", "adam"],
+    ids=["sgd", "adagrad", "adam", "momentum"],
 )
 def test_as_torch_does_it(optimizer, theirs):
     section = TableSection(dim=5, optimizer=optimizer)
@@ -219,11 +243,24 @@ def test_the_first_order_weight_has_its_own_settings():
 
 @pytest.mark.parametrize(
     ("optimizer", "floats"),
-    list(zip(OPTIMIZERS, [0, 17, 2, 38, 34, 17, 2, 38], strict=True)),
+    list(zip(OPTIMIZERS, [0, 17, 2, 38, 34, 17, 2, 38, 17], strict=True)),
     ids=NAMES,
 )
 def test_state_takes_the_room_it_should(optimizer, floats):
     assert len(optimizer_of(TableSection(dim=16, optimizer=optimizer)).start_state) == floats
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
+@given(share=st.floats(0, 1000))
+def test_a_share_of_the_rates_changes_them_alone(optimizer, share):
+    slots = {"a": SlotLife(lr=0.3), "b": SlotLife(first_order_lr=0.7)}
+    section = TableSection(dim=2, optimizer=optimizer, slots=slots)
+    whole = RowSettings.of(section, {"a": 1, "b": 2})
+    for each, scaled, own in zip(whole.optimizers, whole.at(share).optimizers, whole.classes.sections, strict=True):
+        rates = [part.lr * share for part in (own.first_order_optimizer or own.optimizer, own.optimizer)]
+        assert scaled.settings[:, 2].tolist() == np.array(rates, np.float32).tolist()
+        assert (np.delete(scaled.settings, 2, axis=1) == np.delete(each.settings, 2, axis=1)).all()
+        assert scaled.start_state is each.start_state and scaled.kernels is each.kernels, "nothing is made anew"
 
 
 def test_parts_of_two_kinds_or_none_are_refused():

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.config import validate
 from headrace.errors import SpecError
-from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import OutOfMemory
 from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows import row_cache
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.row_cache import CacheBound

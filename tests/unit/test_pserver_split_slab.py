@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pserver.config import Adagrad, Adam, Ftrl, Sgd, SlotLife, TableSection
+from headrace.pserver.config import SlotLife, TableSection
 from headrace.pserver.protocol.shards import Gradients
 from headrace.pserver.protocol.table_operations import ForgetRow, SetTables
+from headrace.pserver.row_optimizers import Adagrad, Adam, Ftrl, Sgd
 from headrace.pserver.rows import row_format, split_slab
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.row_settings import optimizer_of

@@ -5,8 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Adagrad, Ftrl, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.row_optimizers import Adagrad, Ftrl
 from headrace.pserver.rows import table_rows as rows_module
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.table_rows import frozen
@@ -129,7 +130,7 @@ def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
 def test_scaling_by_shows():
     tables = [
         ShardTable("t", TableSection(dim=3, init_range=0.0, optimizer={"kind": "sgd", "lr": 1.0}, grad_scale=scale), 1)
-        for scale in ("mean", "show")
+        for scale in ("mean", "show", "sum")
     ]
     values = []
     for table in tables:
@@ -137,7 +138,7 @@ def test_scaling_by_shows():
         push = ones(rows)
         table.apply(rows, Gradients(push.grads_UD, frozen(np.array([4], np.float32)), push.click_U), 2, 1)
         values.append(table.gather(rows)[0, 0])
-    assert values == [-1.0, -0.5]
+    assert values == [-1.0, -0.5, -2.0]
 
 
 def test_rows_and_new_rows_are_counted_by_group():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.rows import table_rows as rows_module
 from headrace.pserver.rows.table_rows import frozen
 from headrace.pserver.store.memory_store import MemoryRowStore

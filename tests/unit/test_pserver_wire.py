@@ -173,14 +173,14 @@ def over_the_wire(command, reply):
 
 
 def test_counts_of_shards_add_up_and_the_fullest_one_counts():
-    one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
-    two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
+    one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9, frozen_groups=(4,))
+    two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10, frozen_groups=(4,))
     figures = ShardFigures({"trainer-0": {"sent_bytes": 5}}, [[0.5]], [{"mean": 0.5, "max": 2, "behind": 3}])
     sent = [ShardCounts({"a": stats}, figures, {"silent": 7}) for stats in (one, two)]
     replies = [over_the_wire(CountRows(), each) for each in sent]
     assert replies == sent
     assert json.dumps(asdict(replies[0])) == json.dumps(asdict(sent[0])), "counts stay whole numbers"
-    total = TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
+    total = TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10, frozen_groups=(4,))
     assert CountRows().combine(replies) == JobCounts({"a": total}, [figures] * 2, {"silent": 14})
     assert TableStats.total([TableStats(1, 1, 1, {0: 1})]).max_dirty_rows is None
 

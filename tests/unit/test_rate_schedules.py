@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from torch.optim import lr_scheduler
 
-from headrace.trainer.rate_schedules import Schedule, half_cosine, power
+from headrace.pserver.rate_schedules import Schedule, half_cosine, power
 
 SCHEDULE = TypeAdapter(Schedule)
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config import parse_duration, parse_size
 from headrace.service.jobs.config import ServiceConfig
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 from tests.goldens import GOLDEN, commands
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +40,7 @@ def rows(page, section):
     return {key: (value, default, meaning) for key, value, default, meaning in found}
 
 
-@pytest.mark.parametrize(("model", "page"), [(Job, "job-file"), (ServiceConfig, "service-file")])
+@pytest.mark.parametrize(("model", "page"), [(JobFile, "job-file"), (ServiceConfig, "service-file")])
 def test_every_key_of_a_file_is_on_its_page_once(pages, model, page):
     schema, text = model.model_json_schema(), pages[f"reference/{page}.md"]
     for name, section in schema["$defs"].items():
@@ -53,7 +53,7 @@ def test_every_key_of_a_file_is_on_its_page_once(pages, model, page):
 
 
 def test_a_default_is_written_as_a_job_file_has_it(pages):
-    page, schema = pages["reference/job-file.md"], Job.model_json_schema()["$defs"]
+    page, schema = pages["reference/job-file.md"], JobFile.model_json_schema()["$defs"]
     assert rows(page, "CommitSection")["every"][:2] == ("duration", '`"30s"`')
     assert rows(page, "TableSection")["memory"][:2] == ("size", "-")
     assert rows(page, "KafkaSource")["topics"][1] == "required"
@@ -63,6 +63,11 @@ def test_a_default_is_written_as_a_job_file_has_it(pages):
             if value in ("duration", "size") and written:
                 parse = parse_duration if value == "duration" else parse_size
                 assert parse(written) == section["properties"][key]["default"], f"{name}.{key}"
+
+
+def test_the_types_of_a_services_actions_are_up_to_date(generate):
+    made = generate.formatted(generate.stub(generate.document_of_service()))
+    assert generate.STUB.read_text(encoding="utf-8") == made, "service_actions.pyi is out of date: `make reference`"
 
 
 def test_the_pages_in_the_repository_are_up_to_date(pages):

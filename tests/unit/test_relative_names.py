@@ -13,7 +13,7 @@ import pytest
 
 from headrace.codec import packed, plain
 from headrace.deadline import Deadline
-from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.commit.commit_files import PartObjects
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.server.commands import command_from
 from headrace.pserver.store.row_store import StoredFile
@@ -31,7 +31,7 @@ from headrace.trainer.journal.fenced_log import prepare
 from headrace.trainer.journal.records import UndecodableRecord
 from headrace.trainer.journal.records import decode as decode_record
 from headrace.trainer.replica.export_updates import parsed
-from headrace.trainer.train.commit_state import _commit_in
+from headrace.trainer.train.commit_state import commit_in
 from tests.fakes.exports import write_export
 from tests.fakes.manifests import manifest_of
 
@@ -100,7 +100,7 @@ def fetched(name, tmp_path):
 
 def other_rank(name, tmp_path):
     manifest = {**plain(manifest_of(COMMIT)), "files": {name: FILE}, "objects": {SHA: 1}, "objects_at": str(tmp_path)}
-    _commit_in({"commit": COMMIT, "manifest": manifest}, tmp_path / "cache")
+    commit_in({"commit": COMMIT, "manifest": manifest}, tmp_path / "cache")
 
 
 def of_fence(kind, change):

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, Refused, SpecError, Unavailable
-from headrace.service.cli import rest_client as module
-from headrace.service.cli.rest_client import NotFound, ServiceClient, parsed_events
 from headrace.service.cli.targets import path_of
+from headrace.service.python import rest_client as module
+from headrace.service.python.rest_client import NotFound, ServiceClient, parsed_events
 
 
 @pytest.fixture

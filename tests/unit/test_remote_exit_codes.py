@@ -8,8 +8,8 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.cli.export_commands import choose_stream
-from headrace.service.cli.rest_client import NotFound, ServiceClient
 from headrace.service.cli.targets import path_of
+from headrace.service.python.rest_client import NotFound, ServiceClient
 from headrace.service.spec.job import load_job
 from tests.integration.stream_job import write_job
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,9 @@ from headrace.trainer.replica.access import RequestGate
 from headrace.trainer.replica.config import ReplicaConfig
 from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
-from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
-from headrace.trainer.replica.serving_model import DenseGraph, ServingModel
+from headrace.trainer.replica.serving_model import DenseGraph, Memories, MemoryMissing, ServingModel, filled
 from tests.fakes.served import Job, asked
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -196,13 +196,17 @@ def test_what_is_wrong_with_a_request_is_said(served, case):
     assert answer.status_code == 400 and re.search(words, answer.json()["error"]), answer.text
 
 
-def test_raw_events_of_a_job_with_statistics_of_rows_are_refused_for_these(served):
+def test_a_version_without_statistics_of_rows_asks_for_the_values_of_the_slot(served):
     slots = [
         slot | ({"statistics": {"of": ["a"]}} if slot["name"] == "d" else {}) for slot in served.job.model["slots"]
     ]
     model = ServingModel(served.job.model | {"slots": slots}, DenseGraph(served.job.onnx).open())
-    with pytest.raises(InvalidInference, match="of raw events: slot 'd' has statistics of rows; send \"inputs\"$"):
-        RequestReader(model, 5).inputs({"events": [{"a": 1}]})
+    inputs = replace(model.empty(), left_out=("d",))
+    for memories in (Memories(), Memories(frozenset({"statistics-a"}))):  # the second lacks the day and the rates
+        with pytest.raises(
+            MemoryMissing, match="'d' is missing, and this version came without statistics: send its va"
+        ):
+            filled(model, {}, inputs, memories)
 
 
 JUNK = st.recursive(

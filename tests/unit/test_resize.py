@@ -192,6 +192,21 @@ def test_generations_follow_until_nothing_is_left_to_change(tmp_path):
     assert next(phases, "over") == "over"
 
 
+def test_logged_passes_are_trained_by_the_machines_of_the_present_file(tmp_path):
+    file = write_job(tmp_path, num_lines=4)
+    job = load_job(file, ["store.path=store", "cluster.node_timeout=20s", "cluster.wire=bfloat16", "cluster.shards=1"])
+    past = Past(job.store).begin()
+    past.log.append(SpecOperation(spec=job.full))
+    past.close(1, a=(0, 100))
+    past.end()
+    changed = ["store.path=store", "cluster.node_timeout=40s", "cluster.trainers=2", "cluster.readers=3"]
+    plan = GenerationPlans(load_job(file, changed), tmp_path / "workers").next(0)
+    (trainer,) = plan.trainers
+    assert (trainer.config["until"], len(plan.readers), len(plan.shards)) == ("logged", 3, 1)
+    assert trainer.config["node_timeout"] == 40 and trainer.config["wire"] == "bfloat16"
+    assert trainer.config["job"]["cluster"]["trainers"] == 1, "it tells what the file has changed since"
+
+
 def commit(past, version, spec, overrides=()):
     """A commit that has this spec and these overrides, of the generation after the next."""
     past.generation += 1

@@ -31,7 +31,7 @@ class Commits:
 
 
 def closing_pass(version):
-    facts = {"day": 0, "ticks": 0, "event_time_s": None, "pass_times_s": None, "wall_s": 0.0, "num_samples": 1}
+    facts = {"day": 0, "event_time_s": None, "pass_times_s": None, "wall_s": 0.0, "num_samples": 1}
     facts["ended"] = False
     return ClosingPass(version=version, stats={}, positions={}, metrics={}, **facts)
 

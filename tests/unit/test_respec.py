@@ -21,8 +21,18 @@ SPEC = {
 }
 
 
-def altered(path, value):
-    spec = {key: dict(part) if isinstance(part, dict) else part for key, part in SPEC.items()}
+WHOLE = {
+    "sources": {"lines": {"kind": "files", "paths": ["*.txt"]}},
+    "pipe": {"command": ["cat"]},
+    "tasks": [{"name": "ctr", "label": "click"}],
+    "slots": [{"name": "a"}, {"name": "click", "kind": "meta"}],
+    "model": {"name": "lr"},
+}
+"""The sections without which a spec has no defaults."""
+
+
+def altered(path, value, of=SPEC):
+    spec = {key: dict(part) if isinstance(part, dict) else part for key, part in of.items()}
     *sections, key = path.split(".")
     place = spec
     for section in sections:
@@ -76,6 +86,23 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
             significant_keys(old, new)
 
 
+def test_a_schedule_may_come_and_go_but_stays_with_ftrl():
+    def scheduled(kind, **settings):
+        return SPEC | {"tables": {"default": {"dim": 8, "optimizer": {"kind": kind}, **settings}}}
+
+    falling = {"kind": "exponential", "factor": 0.5, "every": 9}
+    assert significant_keys(scheduled("sgd", schedule=falling), scheduled("sgd"))
+    assert significant_keys(scheduled("ftrl"), scheduled("ftrl", schedule=falling))
+    unnamed = SPEC | {"tables": {"default": {"dim": 8, "schedule": falling}}}
+    assert significant_keys(unnamed, SPEC | {"tables": {"default": {"dim": 8}}})
+    constant = scheduled("ftrl", schedule={"kind": "constant"})
+    assert significant_keys(scheduled("ftrl", schedule=falling), constant)
+    with pytest.raises(SpecError, match=r"tables.default.schedule.*: cannot change the schedule to none with an optim"):
+        significant_keys(scheduled("ftrl", schedule=falling), scheduled("ftrl"))
+    with pytest.raises(SpecError, match=r"tables.default.schedule.*: cannot change the schedule to none with an optim"):
+        significant_keys(constant, scheduled("ftrl"))
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -102,6 +129,10 @@ def test_the_optimizer_of_dense_parameters_on_shards_stays_and_its_rate_may_chan
 
     with pytest.raises(SpecError, match="^dense.optimizer.kind: cannot change .*--fresh"):
         significant_keys(sliced(kind="adam"), sliced(kind="adagrad"))
+    with pytest.raises(SpecError, match="^dense.optimizer.momentum: cannot change .*--fresh"):
+        significant_keys(sliced(kind="sgd"), sliced(kind="sgd", momentum=0.5))
+    more = sliced(kind="sgd", momentum=0.75)
+    assert significant_keys(sliced(kind="sgd", momentum=0.5), more) == ["dense.optimizer.momentum"]
     rate = sliced(kind="adam", lr=0.1)
     assert significant_keys(sliced(kind="adam"), rate) == ["dense.optimizer.lr"]
     moved = altered("dense.strategy", "shards")
@@ -183,6 +214,21 @@ def test_histories_stay_as_they_are():
         with pytest.raises(SpecError, match=r"^slots: cannot change .* history"):
             significant_keys(old, new)
     assert significant_keys(slots(A, B, kept), slots(A, B, kept, D)) == ["slots"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "was", "now"),
+    [
+        ("tables.default.weight_decay", 0.01, "0.0", "0.01"),
+        ("tables.default.l2", 0.5, "0.0", "0.5"),
+        ("dense.optimizer", {"kind": "adam", "no_decay": ["bias"]}, "[]", '["bias"]'),
+    ],
+)
+def test_a_later_key_changes_from_its_default_and_back(key, value, was, now):
+    old = altered("dense.optimizer", {"kind": "adam"}, of=SPEC | WHOLE)
+    new = altered(key, value, of=old)
+    assert [(each.was, each.now) for each in key_changes(old, new)] == [(was, now)]
+    assert [(each.was, each.now) for each in key_changes(new, old)] == [(now, was)]
 
 
 def test_a_table_comes_and_goes_with_its_slots():

@@ -115,7 +115,7 @@ def test_a_new_log_is_at_the_commit_and_the_old_one_is_kept(damaged):
     before = {path.name: path.read_bytes() for path in listed(folder)}
     aside = rewind_anew(damaged.store, commit(damaged), "t2")
     now = history(damaged)
-    assert (now.timeline, now.base, now.closed, now.generation, now.begins_late) == ("t2", damaged.name, 2, 3, False)
+    assert (now.timeline, now.base, now.closed, now.generation) == ("t2", damaged.name, 2, 3)
     assert {path.name: path.read_bytes() for path in listed(aside)} == before
     assert [path.name for path in listed(folder)] == ["00000003-0001.log"]
     assert not (damaged.store / "log.begun").exists()

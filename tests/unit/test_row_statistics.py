@@ -17,19 +17,24 @@ from headrace.dataset.spec.row_statistics import StatisticsSection
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.pserver.config import Sgd, ShardProcess, TableSection
+from headrace.pserver.config import ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.row_optimizers import Sgd
 from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.predict.hosts import check_statistics
 from headrace.service.spec.job import load_job
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.deduplication import Deduplicator, tables_of
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.row_statistics import fill_values, value_reference
-from headrace.trainer.spec.history_tables import check_no_statistics, remembered_of
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.slot_changes import slot_changes
 from tests.fakes.ragged import ragged
-from tests.integration.stream_job import SPEC
+from tests.integration.stream_job import SPEC, write_job
+from tests.integration.stream_job import SPEC as STREAM
+from tests.jobs import changed
 
 SCHEMA = Schema.of(
     (
@@ -160,7 +165,6 @@ def load(tmp_path):
         ('["a", "history"]', "[]", "statistics.of"),
         ('name = "known"', 'name = "known"\nsize = 3', "size = 3 is not the 4 numbers of statistics"),
         (KNOWN, f'{KNOWN}\ncounters = {{ key = "a", windows = ["all"], what = ["shows"] }}', "are two slots"),
-        ("[train]", '[train]\nmode = "async"', "train.mode: is 'async', and slot 'known' is statistics of rows"),
     ],
 )
 def test_statistics_that_do_not_fit_are_refused_with_their_key(load, old, new, said):
@@ -169,24 +173,38 @@ def test_statistics_that_do_not_fit_are_refused_with_their_key(load, old, new, s
     assert said in str(caught.value)
 
 
-def test_statistics_have_no_table_and_predictions_refuse_them(load):
+@pytest.mark.parametrize("mode", ['mode = "async"', 'mode = "geo"\nk_steps = 3'])
+def test_statistics_are_for_every_mode(load, mode):
+    sgd = 'dense.strategy = "shards"\ndense.optimizer = { kind = "sgd" }\n'
+    asked = GOOD.replace("[train]", f"[train]\n{mode}", 1).replace(
+        "dim = 4", 'dim = 4\noptimizer = { kind = "sgd" }', 1
+    )
+    job = load(sgd + asked)
+    assert Schema.of(job.slots).by_name["known"].entry.statistics is not None and job.train.mode != "sync"
+
+
+def test_a_table_with_the_name_of_statistics_is_refused(load):
+    own = GOOD.replace('names = ["a", "b"]', 'names = ["a", "b"]\ntable = "statistics-a"', 1)
+    own = own.replace("[tables.default]", "[tables.statistics-a]\n\n[tables.default]", 1)
+    with pytest.raises(SpecError, match="tables.statistics-a: is the name of the statistics of slot 'a'; rename it"):
+        load(own)
+
+
+def test_statistics_have_no_table_on_shards(load):
     job = load()
     schema = Schema.of(job.slots)
     assert remembered_of(schema) == {"statistics-a": "default", "statistics-history": "default"}
     assert schema.by_name["known"].entry.size == 4 and "known" not in schema.emitted.by_name
-    with pytest.raises(SpecError, match="slot 'known' is statistics of rows, which only training fills"):
-        check_no_statistics(job, "slots")
     described = describe(schema, job.tables, job.tasks, ExportSection())
     (told,) = (slot for slot in described["slots"] if "statistics" in slot)
     assert told["statistics"]["of"] == ["a", "history"] and told["size"] == 4
     assert "sends the floats in the slot" in described["rules"]["statistics"]
 
 
-def test_no_server_makes_features_of_events_where_a_slot_has_statistics():
+def test_events_have_no_field_for_a_slot_with_statistics():
     entries = [SparseSlot(name="user"), DenseSlot(name="known", kind="dense", statistics=StatisticsSection(of="user"))]
-    pipe = ColumnsPipe(kind="columns")
-    assert describe_features(pipe, Schema.of(entries)) is None
-    assert describe_features(pipe, Schema.of(entries[:1])) is not None
+    described = describe_features(ColumnsPipe(kind="columns"), Schema.of(entries))
+    assert [slot["name"] for slot in described["slots"]] == ["user"]
 
 
 def test_a_slot_without_statistics_is_written_as_before():
@@ -199,3 +217,15 @@ def test_other_rows_make_another_slot(load):
     other = GOOD.replace('["a", "history"]', '["b", "history"]')
     (why,) = slot_changes(Schema.of(load().slots), Schema.of(load(other).slots)).altered.values()
     assert why.startswith("statistics was")
+
+
+def test_predictors_without_the_files_of_a_commit_cannot_read_statistics(tmp_path):
+    known = {"name": "known", "kind": "dense", "statistics": {"of": ["a"]}}
+    path = write_job(tmp_path, num_parts=1, num_lines=1, spec=changed(STREAM, {"metrics.gauc_by": None}, slots=[known]))
+    spread = ['cluster={launcher="external"}', 'store={path="store", parts="object", mirror="s3://bucket/m"}']
+    job = load_job(path, spread)
+    asked = PredictionRequest(input={"paths": ["part-*.txt"]}, output=str(tmp_path / "out"))
+    check_statistics(asked, job)
+    with pytest.raises(SpecError, match="'known' holds statistics of rows.*on = \"here\""):
+        check_statistics(asked.model_copy(update={"on": "cluster"}), job)
+    check_statistics(asked.model_copy(update={"on": "cluster"}), load_job(path))

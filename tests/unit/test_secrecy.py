@@ -21,7 +21,7 @@ from headrace.secrets import (
     without_secrets,
 )
 from headrace.service.history.log_text import log_lines
-from headrace.service.spec.job import Job, job_of
+from headrace.service.spec.job import JobFile, job_of
 from headrace.trainer.journal.log_file import LogRecord, RecordPlace
 from headrace.trainer.journal.records import SpecOperation
 from headrace.trainer.predict.config import PredictionRequest
@@ -200,7 +200,7 @@ def test_a_worker_is_told_secrets_and_the_spec_without_them_for_its_log(tmp_path
 
     trainer = plan_job(job_of(SPEC, tmp_path), tmp_path / "run", generation=1).trainers[0].config
     assert PASSWORD not in json.dumps(trainer["job"])
-    told = validate(Job, with_secrets(trainer["job"], trainer["secrets"]))
+    told = validate(JobFile, with_secrets(trainer["job"], trainer["secrets"]))
     assert told.sources["main"].options["sasl_plain_password"].get_secret_value() == PASSWORD
 
 

@@ -52,7 +52,7 @@ class World:
         new = self.rows if self.version == 1 and not self.imported else 0
         stats = {name: TableStats(self.rows, 0, new, {}, sweeping=self.sweeping) for name in self.tables}
         close = ClosingPass(
-            version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats,
+            version=self.version, day=day, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats,
             positions={}, metrics={}, num_samples=1, ended=ended, days=range(day + 1) if days is None else days,
             signals=signals,
         )  # fmt: skip

@@ -14,7 +14,8 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.dataset.stream.source import Partition
-from headrace.pserver.admission_entries import CountEntry, ProbabilityEntry
+from headrace.pserver.admission import Admission
+from headrace.pserver.admission_entries import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
 from headrace.pserver.config import TableSection
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.pserver.rows.table_rows import RowArrays
@@ -40,7 +41,7 @@ from headrace.service.planning.stream_facts import (
     sample_for,
 )
 from headrace.service.planning.training_facts import ProcessCost, TrainingFacts
-from headrace.service.spec.job import Job
+from headrace.service.spec.job import JobFile
 
 EVENTS = tuple(int(256 * 1.5**n) for n in range(12))
 
@@ -124,9 +125,34 @@ def test_keys_of_histories_and_counters_are_counted(rows):
         assert counters[table, -1].ids().curve.ids == (len(keys),), table
 
 
+class Clicked(AdmissionEntry):
+    needs_clicks = True
+    kind: str = "clicked"
+
+
+def test_an_entry_that_needs_clicks_is_named_as_not_modelled():
+    table = TableSection(admission=(ShowClickEntry(kind="show_click", score=2), CountEntry(kind="count", n=2)))
+    outside = TableSection.model_construct(**{**dict(table), "admission": (Clicked(),)})
+    schema = Schema.of(validate(SlotsSpec, {"slots": [{"name": "user"}, {"name": "ad", "table": "ads"}]}).slots)
+    found = stream_facts._counters(schema, {"default": table, "ads": outside})
+    assert [each.unmodelled for each in found.values()] == [("show_click",), ("clicked",)]
+
+
 def test_every_entry_of_admission_must_admit():
-    entries = [CountEntry(kind="count", n=2), ProbabilityEntry(kind="probability", p=0.5)]
-    assert admitted(np.array([1, 2, 3]), entries) == 0.75 + 0.875
+    """A key is drawn once, however often it is seen, and all entries use the same draw."""
+    entries = [CountEntry(kind="count", n=2), *(ProbabilityEntry(kind="probability", p=p) for p in (0.75, 0.5))]
+    assert admitted(np.array([1, 2, 3]), entries) == 0.5 + 0.5
+
+
+def test_the_share_of_admitted_keys_is_the_one_that_a_table_admits():
+    entries = [ProbabilityEntry(kind="probability", p=0.25)]
+    keys = np.arange(1, 4001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    table = Admission.of(entries, nonclk_coeff=0.1, click_coeff=1.0, seed=7, buckets=(0, 4096))
+    once = np.ones(len(keys), np.float32)
+    has_row = np.zeros(len(keys), np.bool_)
+    for _ in range(5):
+        has_row |= table.admit(keys, once, once, 0)
+    assert has_row.sum() == pytest.approx(admitted(np.full(len(keys), 5), entries), rel=0.1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3000)), min_size=1, max_size=4), st.integers(1, 6000))
@@ -145,7 +171,7 @@ def test_blocks_are_the_first_positions_of_all_partitions_once(ranges, limit):
 
 
 def job(**table):
-    return Job.model_validate(
+    return JobFile.model_validate(
         {
             "name": "sized",
             "sources": {"s": {"kind": "simulated", "rate": 10.0}},

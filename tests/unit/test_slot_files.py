@@ -15,7 +15,7 @@ from headrace.dataset.spec.counters import CountersSection
 from headrace.pserver.protocol.histories import HistoryAnswers
 from headrace.pserver.rows import counter_kernels
 from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
-from headrace.trainer.exports.reader import Export
+from headrace.trainer.exports.reader import ReadableExport
 from headrace.trainer.exports.slot_files import (
     HISTORY,
     Histories,
@@ -98,7 +98,7 @@ def test_histories_of_other_types_are_refused(tmp_path, columns, said):
     path = "histories-s-0.parquet"
     good = {"slot": pa.array(["a", "a"]), "sign": KEYS, "key": KEYS, "history": SIGNS}
     pq.write_table(pa.table({**good, "history": SIGNS}), tmp_path / path)
-    export = Export(place, {"name": "x", "tables": {}, "files": {path: {}}})
+    export = ReadableExport(place, {"name": "x", "tables": {}, "files": {path: {}}})
     assert sum(len(chunk) for chunk in replay([export], memory)) == 2
     pq.write_table(pa.table(good | columns), tmp_path / path)
     with pytest.raises(ExportUnusable, match=said):

@@ -14,9 +14,8 @@ from headrace.dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, Sl
 from headrace.dataset.spec.config import MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.protocol.shards import TableStats
-from headrace.trainer.config import GatesSection
 from headrace.trainer.exports.gates import GateFacts, check_gates
-from headrace.trainer.guard_config import GuardBounds, GuardsSection
+from headrace.trainer.guard_config import GatesSection, GuardBounds, GuardsSection
 from headrace.trainer.rank0.operations import ClosingPass
 from headrace.trainer.rank0.slot_guards import (
     SlotCounts,
@@ -127,7 +126,7 @@ class Job:
     def close(self, user, item=None, live=True):
         self.version += 1
         close = ClosingPass(
-            version=self.version, day=0, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, positions={},
+            version=self.version, day=0, event_time_s=None, pass_times_s=None, wall_s=0.0, positions={},
             stats={"default": self.left}, metrics={}, num_samples=len(user), ended=False,
             slots=counters(user, item),
         )  # fmt: skip

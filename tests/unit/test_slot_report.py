@@ -9,8 +9,8 @@ import pytest
 from headrace.errors import SpecError
 from headrace.service.history.slot_report import (
     JobReport,
+    SlotDiagnosis,
     SlotOrder,
-    SlotReport,
     SlotRows,
     _slot_of,
     drift_of,
@@ -26,7 +26,7 @@ WELL = {
     "new_rows": 0.01,
 }  # fmt: skip
 OUTSIDE = {"why": "the mean number of values is above 2; drift is above 0.1", "since": 7, "action": "hold"}
-SLOT = SlotReport("user", 0.02, 1.0, 1.0, 0.0, 1.0, 40, 0.01, 100, 0.1, 6800, 0.25, 0.01, ())
+SLOT = SlotDiagnosis("user", 0.02, 1.0, 1.0, 0.0, 1.0, 40, 0.01, 100, 0.1, 6800, 0.25, 0.01, [], None)
 
 
 def test_a_slot_that_is_well_has_no_sign():

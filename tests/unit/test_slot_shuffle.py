@@ -9,7 +9,7 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.service.predict.prediction import format_losses, measure
+from headrace.service.predict.prediction import format_losses, losses_of
 from headrace.trainer.predict.fixed_batches import check_shuffled, shuffled
 
 SLOTS = [SparseSlot(name="ids", weighted=True), DenseSlot(kind="dense", name="price"), MetaSlot(kind="meta", name="y")]
@@ -55,12 +55,11 @@ def test_a_slot_that_the_model_does_not_get_is_refused(name):
 
 
 def test_slots_are_listed_by_what_the_metrics_lose():
-    found = {(): 0.8, ("ids",): 0.6, ("price",): 0.79}
+    def measured(auc):
+        return {"ctr": {"auc": auc, "logloss": 1 - auc, "gauc": None}}
 
-    def measured(names):
-        return {"tasks": {"ctr": {"auc": found[tuple(names)], "logloss": 1 - found[tuple(names)], "gauc": None}}}
-
-    lines = measure(SLOTS, [], measured([]), measured)
+    worth = {"price": measured(0.79), "ids": measured(0.6)}
+    lines = losses_of({"tasks": measured(0.8), "worth": worth})
     assert [line["slot"] for line in lines] == ["ids", "price"]
     assert lines[0]["auc"] == lines[0]["logloss"] == pytest.approx(0.2) and "gauc" not in lines[0]
     assert "+0.20000" in list(format_losses(lines))[1]

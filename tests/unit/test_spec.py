@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import SpecError
-from headrace.service.spec.job import Job, load_job
+from headrace.service.spec.job import JobFile, load_job
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 MULTISLOT = 'pipe.protocol="multislot"'
@@ -66,10 +66,11 @@ def test_checking_a_spec_needs_no_torch():
 
 
 def test_the_schema_describes_every_section():
-    schema = Job.model_json_schema()
+    schema = JobFile.model_json_schema()
     assert set(schema["properties"]) == {
         "name", "seed", "defaults", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "dense",
-        "join", "passes", "metrics", "cluster", "commit", "store", "exports", "guards", "predict", "without",
+        "join", "passes", "metrics", "cluster", "commit", "store", "exports", "guards", "predict", "evaluator",
+        "tuning", "without",
     }  # fmt: skip
     assert schema["required"] == ["name", "sources", "pipe", "slots", "tasks", "model", "store"]
     assert schema["additionalProperties"] is False
@@ -82,8 +83,8 @@ MISTAKES = {
     'Parquet; set format = "parquet" of its source',
     # in a section itself
     "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, defaults, dense, "
-    "exports, guards, join, metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, store, tables, "
-    "tasks, train, without",
+    "evaluator, exports, guards, join, metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, "
+    "store, tables, tasks, train, tuning, without",
     "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
     "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
     "known here: field, kind, slot, unit",
@@ -198,23 +199,21 @@ MISTAKES = {
     "dense={strategy='sharded',overlap=true}": 'dense: strategy = "sharded" does not work with overlap',
     "dense={strategy='local_sgd',k_steps=2,compression='fp16'}": 'dense: strategy = "local_sgd" does not work with '
     "compression",
-    "dense={strategy='sharded',optimizer={kind='lamb'}}": 'dense: strategy = "sharded" does not work with '
-    'optimizer.kind = "lamb", which needs whole parameters',
+    'dense={strategy="shards",optimizer={kind="adagrad",weight_decay=0.1}}': 'dense: strategy = "shards" does not work '
+    "with optimizer.weight_decay",
+    'dense={compression="dgc",dgc={stages=[0.5,0.9],warmup_steps=1}}': "dense.dgc: stages has 2 parts of warmup_steps "
+    "= 1: set it to as many steps or more",
     "train.mode=async ; dense.strategy=sharded": 'dense.strategy: "sharded" does not work with train.mode = "async", '
     'as trainers would meet in every step; set dense.strategy = "shards"',
-    "dense={strategy='pipeline',accumulate=2}": 'dense: strategy = "pipeline" does not work with accumulate, as '
-    "pipeline.micro_batches divides a batch",
     "dense.pipeline.micro_batches=2": 'dense: pipeline is for strategy = "pipeline", not for "all_reduce": remove one',
     "dense.strategy=pipeline ; model={name='dcn'}": 'model.name: "dcn" has no layers that can be divided, as '
     'dense.strategy = "pipeline" needs; use "deepfm", "wide_deep", "deep_crossing"',
     "dense.strategy=pipeline ; model={class='a:B'} ; tasks=[{name='ctr',label='click',loss='softmax'}]": "tasks.0."
     'loss: "softmax" does not work with dense.strategy = "pipeline"',
-    "dense.strategy=pipeline ; model={name='deepfm'} ; train.amp=bfloat16": "train.amp: does not work with "
-    'dense.strategy = "pipeline": remove it',
     "dense.strategy=pipeline ; model={name='deepfm'} ; train.device=cuda": 'train.device: dense.strategy = '
     '"pipeline" works on CPUs only: set "cpu"',
-    "dense.strategy=pipeline ; model={name='deepfm'} ; passes.shuffle=true": "passes.shuffle: does not work "
-    'with dense.strategy = "pipeline", whose first trainer reads all events: remove it',
+    "dense={strategy='pipeline',pipeline={stages=2}} ; model={name='deepfm'} ; cluster={trainers=3,shards=1}": "dense."
+    "pipeline.stages: 2 trainers share a model, and 3 is no multiple of that: change it, or the number of trainers",
     "dense.strategy=pipeline ; model={name='deepfm',settings={dropout=0.1}}": 'metrics.progressive: "inference" needs '
     'a forward pass of its own for a model with dropout, which dense.strategy = "pipeline" does not make; set '
     '"training"',
@@ -228,8 +227,8 @@ MISTAKES = {
     "too: remove train.clip_norm",
     "train.clip_norm=0": "train.clip_norm: Input should be greater than 0",
     "dense=3": "dense: is a section with keys of its own (got 3)",
-    'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync"; mode = "async" '
-    "has none: remove one",
+    'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync", and '
+    'exchanges of mode = "geo"; mode = "async" has none: remove one',
     "train.mode=geo": 'train: mode = "geo" needs k_steps, the number of batches between two exchanges',
     "train.k_steps=4": 'train: k_steps is for mode = "geo"; mode = "sync" exchanges in every step: remove one',
     'train={early_rows=true,staleness=1}': 'train: early_rows is for mode = "sync" with staleness = 0; other steps do '
@@ -239,27 +238,25 @@ MISTAKES = {
     '"sgd", whose differences add up',
     'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd"}}': "tables.default.optimizer.kind: "
     'is "adagrad"; train.mode = "geo" needs "sgd", whose differences add up',
-    'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd"}} ; '
-    'tables.default={optimizer={kind="sgd"},clip_norm=1.0}': "tables.default.clip_norm: does not work with train.mode "
-    '= "geo", whose trainers push sums of several batches',
     'train.mode=async ; dense={strategy="shards",buffers="sync_bn"}': 'dense.buffers: "sync_bn" does not work with '
     'train.mode = "async", as trainers would meet in every step; use "rank0"',
     'dense={strategy="shards",optimizer={kind="lamb"}}': 'dense: strategy = "shards" does not work with optimizer.kind '
     '= "lamb", which needs all of a parameter',
-    'dense={strategy="shards",schedule={kind="inverse_sqrt",warmup=9}}': 'dense: strategy = "shards" does not work '
-    "with schedule, since rates of rows change with `headrace set` only",
     'dense.schedule={kind="warmup_linear",warmup=9,total=9}': "dense.schedule: total = 9 is not above warmup = 9: no "
     "count is left to fall",
     'train.amp_black=["linear"]': 'train: amp_white and amp_black are for amp = "bfloat16" or "float16"; remove them',
     "tables.default.init=glorot": "tables.default.init: Input should be 'uniform', 'normal', 'xavier' or 'zeros' (got "
     "'glorot')",
     "tables.default.clip_norm=0": "tables.default.clip_norm: Input should be greater than 0",
+    "train.max_ahead=2": 'train: max_ahead = 2 is for mode = "async"; mode = "sync" has no such bound: remove one',
+    'train={mode="async",dense="shards",max_ahead=0}': "train.max_ahead: Input should be greater than or equal to 1 "
+    "(got 0)",
     "train.merge.pushes=2": 'train: merge.pushes = 2 is for mode = "async"; in mode = "sync" no push waits for so many '
     "others: remove it",
     'train={mode="async",dense="shards",merge={pushes=0}}': "train.merge.pushes: Input should be greater than or equal "
     "to 1 (got 0)",
-    'train={mode="geo",staleness=1}': 'train: staleness counts steps of mode = "sync"; mode = "geo" has none: '
-    "remove one",
+    'train={mode="geo",k_steps=4,staleness=2}': 'train: staleness is 2; in mode = "geo" one exchange at a time goes on '
+    "beside training: set 1",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
     "begins; remove one",
     "dense.slice_floats=10000": 'dense: slice_floats is for strategy = "shards"; "all_reduce" has no slices: remove it',
@@ -269,12 +266,10 @@ MISTAKES = {
     "that, too, or remove it",
     'train={mode="geo",k_steps=4} ; dense={strategy="shards",slice_floats=10000}': "dense.slice_floats: train.mode = "
     '"geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
-    'dense={strategy="shards",clip_norm=1.0}': 'dense: strategy = "shards" does not work with clip_norm, which needs '
-    "the gradients of all slices",
     'dense={strategy="shards",overlap=true,compression="fp16"}': 'dense: strategy = "shards" does not work with '
     "overlap, compression",
-    "dense.bucket_bytes=100B": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
-    "dense.bucket_bytes=5MiB": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
+    "dense.bucket_bytes=100B": "dense: bucket_bytes must be a multiple of 64, and at most 32MiB",
+    "dense.bucket_bytes=33MiB": "dense: bucket_bytes must be a multiple of 64, and at most 32MiB",
     "dense.compression=topk": "dense.compression: Input should be 'none', 'fp16', 'bf16', 'powersgd' or 'dgc' (got "
     "'topk')",
     "dense.dgc.sparsity=0.5": 'dense: dgc is for compression = "dgc", not for "none": remove one',
@@ -297,8 +292,10 @@ MISTAKES = {
     "in both during the backward pass",
     "train.staleness=1 ; dense.strategy=shards": 'dense.strategy: "shards" does not work with train.staleness, since '
     "dense parameters are never stale",
-    'dense={strategy="shards",optimizer={kind="sgd",momentum=0.5}}': 'dense: strategy = "shards" does not work with '
-    "optimizer.momentum",
+    'dense={strategy="shards",optimizer={kind="sgd",weight_decay=0.5}}': 'dense: strategy = "shards" does not work '
+    "with optimizer.weight_decay",
+    'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd",momentum=0.5}}': "dense.optimizer."
+    'momentum: does not work with train.mode = "geo": with momentum differences do not add up; remove it',
     'dense.strategy="shards" ; tables.dense-slices={}': 'tables.dense-slices: dense.strategy = "shards" keeps dense '
     "parameters in a table of this name; rename this one",
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
@@ -325,6 +322,10 @@ MISTAKES = {
     "a weight",
     'tables.default.first_order_optimizer={kind="sgd"}': "tables.default.first_order_optimizer.kind: is 'sgd'; the "
     "table's optimizer is 'adagrad'",
+    'tables.default.first_order_optimizer={per="element"}': "tables.default.first_order_optimizer.per: is 'element', "
+    "but the table's optimizer has 'row', which holds for both; remove this key, or set that of the optimizer",
+    "tables.default.first_order_optimizer={lr=0.1} ; tables.default.first_order=false": "tables.default."
+    "first_order_optimizer: first_order = false leaves rows without a first-order weight; remove this section",
     "tables.default.click=clik": "tables.default.click: there is no slot 'clik'; a meta slot is needed; did you mean "
     "'click'?",
     "tables.default.show=user": "tables.default.show: slot 'user' is sparse; a meta slot is needed",
@@ -371,8 +372,8 @@ MISTAKES = {
     'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files have no time of "
     'their own; name a field or a slot, or kind = "none"',
     "model.name=dcn_v3": "model.name: no model 'dcn_v3'; did you mean 'dcn_v2'? known: lr, fm, deepfm, wide_deep, "
-    "deep_crossing, dcn, dcn_v2, dlrm, finalmlp, din, sasrec, two_tower, mmoe, esmm, next_item; for one of your own, "
-    'class = "package.module:Class"',
+    "deep_crossing, dcn, dcn_v2, dlrm, finalmlp, din, sasrec, two_tower, skip_gram, mmoe, esmm, next_item; for one of "
+    'your own, class = "package.module:Class"',
     "model.settings.crosslayers=2": "model.settings.crosslayers: unknown key; did you mean 'cross_layers'? known here: "
     "cross_layers, dropout, hidden, low_rank, structure, towers",
     'model={class="nocolon"}': "model.class: 'nocolon' is not of the form \"package.module:Class\"",
@@ -421,7 +422,7 @@ def test_a_missing_section_is_told(tmp_path, section):
     raw = tomllib.loads(NEWS.read_text())
     del raw[section]
     with pytest.raises(SpecError) as caught:
-        validate(Job, raw)
+        validate(JobFile, raw)
     assert str(caught.value) == f"{section}: is missing"
 
 

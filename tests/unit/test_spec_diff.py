@@ -14,7 +14,9 @@ from headrace.service.jobs.spec_difference import (
     format_carried,
 )
 from headrace.service.spec.job import load_job
-from tests.integration.stream_job import SPEC
+from tests.integration import stream_job
+
+SPEC = stream_job.SPEC.replace("dim = 4", 'dim = 4\ngrad_scale = "mean"')  # so that a rate changes nothing else
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace.blob.store_address import COPY, FORMS
 from tests.unit.test_spec import NEWS, load, message
 
 STORE = "store.path=/runs/news"
@@ -43,8 +44,9 @@ def test_streams_of_places_of_their_own_are_taken():
 
 
 NO_PLACES = {
-    "ftp://m/p": 'ftp:// is not supported; write "s3://bucket/prefix", "file:///folder" or a folder',
-    "": 'is empty; write "s3://bucket/prefix", "file:///folder" or a folder',
+    "ftp://m/p": f"ftp:// is not supported; write {FORMS}",
+    "hdfs://m/p": f"hdfs:// is not supported; {COPY}",
+    "": f"is empty; write {FORMS}",
     "~nobody-of-this-name/out": "Could not determine home directory.",
 }
 

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import math
 import random
+import re
 import tomllib
 
 import pytest
@@ -249,7 +251,129 @@ def test_a_line_that_is_too_long_is_bad(tmp_path, monkeypatch):
     assert sample.bad_lines == ["line 2 is longer than 20 bytes"]
 
 
+def test_a_line_longer_than_what_is_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.service.planning.event_sample.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("headrace.service.planning.event_sample.MAX_SAMPLE_BYTES", 300_000)
+    path = tmp_path / "e.jsonl"
+    path.write_text('{"a": "' + "x" * 900_000 + '"}\n')
+    with pytest.raises(BadInput, match="1 lines are none: line 1 is longer than 1,000 bytes"):
+        infer_job(EventSample(path, 10), tmp_path)
+    path.write_text('{"a": 1}\n' * 100_000)
+    sample = EventSample(path, 1_000_000)
+    assert 10_000 < len(list(sample)) < 100_000
+    assert (sample.num_bad, sample.reached_end) == (0, False)
+
+
 def test_a_file_without_an_event_is_an_error(tmp_path):
     (tmp_path / "e.jsonl").write_text("x\n")
     with pytest.raises(BadInput, match="has no event: .*1 lines are none: line 1 is not JSON"):
         infer_job(EventSample(tmp_path / "e.jsonl", 10), tmp_path)
+
+
+def ratings(num=3000):
+    """In bursts by user; ids of items have gaps, so that they look like numbers."""
+    rng = random.Random(3)
+    taste = [rng.gauss(0, 1.5) for _ in range(200)]
+    for number in range(num):
+        user, item = number // 60, int(200 * rng.random() ** 2)
+        if number % 60 == 0:
+            mood = rng.gauss(0, 1.5)
+        liked = rng.random() < 1 / (1 + math.exp(-mood - taste[item]))
+        time = 900_000_000 + 7 * number
+        yield {"user": user, "item": item * 991, "timestamp": time, "liked": int(liked)}
+
+
+def test_what_is_proposed_is_measured(tmp_path):
+    path = tmp_path / "ratings.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in ratings()))
+    guessed = infer_job(EventSample(path, 3000), tmp_path)
+    proposal = infer_job(EventSample(path, 3000), tmp_path, measured=True)
+    assert proposal.text == infer_job(EventSample(path, 3000), tmp_path, measured=True).text, "the same each time"
+    slots = {slot.name: slot for slot in job_of(tomllib.loads(proposal.text), tmp_path).spec.slots}
+    assert '# name = "item"' in proposal.text, "as a number the item says little"
+    assert (slots["item_id"].kind, slots["item_id"].source) == ("sparse", "item")
+    assert "item" in {slot.name for slot in job_of(tomllib.loads(guessed.text), tmp_path).spec.slots}
+    assert "Measured on 3,000 samples" in proposal.text
+    assert "train" not in tomllib.loads(proposal.text), "a batch of 256 hides the burst of a user from itself"
+    assert re.search(r"# ids: in place of the number: \+0\.\d{4} AUC on 3,000 samples, p 0\.00\d\d\n", proposal.text)
+
+
+def signed(num=3000):
+    """Users with whole numbers below and above 0, which say nothing."""
+    rng = random.Random(5)
+    for _ in range(num):
+        user = rng.randrange(40)
+        yield {"user": f"u{user}", "level": rng.randrange(-50, 900), "click": int(rng.random() < user / 40)}
+
+
+def test_whole_numbers_below_0_are_measured_as_numbers(tmp_path):
+    path = tmp_path / "signed.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in signed()))
+    text = infer_job(EventSample(path, 3000), tmp_path, measured=True).text
+    assert "Measured on 3,000 samples" in text and "Nothing is measured" not in text and "rejects" not in text
+    job_of(tomllib.loads(text), tmp_path)
+
+
+def returning(num=6000):
+    """Users that come a few times each: some like many items, all of one kind."""
+    rng = random.Random(7)
+    for number in range(num):
+        user, item = rng.randrange(400), rng.randrange(500)
+        likes = (0.05, 0.1) if user % 2 else (0.95, 0.3)
+        yield {"user": f"u{user}", "item": f"i{item}", "click": int(rng.random() < likes[item % 2]), "ts": 60 * number}
+
+
+def test_a_proposed_model_of_sequences_loads(tmp_path, monkeypatch, capsys):
+    path, job = tmp_path / "returning.jsonl", tmp_path / "job.toml"
+    path.write_text("".join(json.dumps(event) + "\n" for event in returning()))
+    text = infer_job(EventSample(path, 6000), tmp_path, measured=True).text
+    before, _, rest = text.partition('[model]\nname = "deepfm"')
+    block, _, rest = rest.partition("# of sequences compares each")[2].partition("\n\n")
+    lines = [line.removeprefix("# ") for line in block.splitlines()[1:]]
+    job.write_text("\n".join([before, *lines, "", rest]))
+    assert run(monkeypatch, "spec", "check", job) == 0, capsys.readouterr().err
+    spec = job_of(tomllib.loads(job.read_text()), tmp_path).spec
+    history = next(slot.history for slot in spec.slots if slot.name.endswith("_sequence"))
+    assert spec.model.name == "din" and (history.key, history.of) == ("user", "item")
+
+
+def test_events_that_the_proposed_job_rejects_are_told(tmp_path):
+    path = tmp_path / "large.jsonl"
+    events = [event | {"price": None if n % 2 else 1e308} for n, event in enumerate(signed())]
+    path.write_text("x\n" + "".join(json.dumps(event) + "\n" for event in events))
+    text = infer_job(EventSample(path, 4000), tmp_path, measured=True).text
+    assert text.startswith('# The job rejects 1,501 of these 3,001 events: "non-finite value 1,500, unparsable 1, for')
+    assert "Measured on 1,500 samples" in text
+    job_of(tomllib.loads(text), tmp_path)
+
+
+def test_a_sample_that_is_too_short_is_not_measured(tmp_path):
+    path = tmp_path / "e.jsonl"
+    path.write_text("".join(json.dumps({"id": n % 7, "click": n % 2}) + "\n" for n in range(50)))
+    text = infer_job(EventSample(path, 50), tmp_path, measured=True).text
+    assert text.startswith('# Nothing is measured: "50 samples')
+    job_of(tomllib.loads(text), tmp_path)
+
+
+def test_suggest_reads_the_stream_of_a_job_and_changes_nothing(tmp_path, capsys, monkeypatch):
+    path, job = tmp_path / "ratings.jsonl", tmp_path / "job.toml"
+    path.write_text("".join(json.dumps(event) + "\n" for event in ratings(1500)))
+    job.write_text(infer_job(EventSample(path, 1500), tmp_path).text)
+    before = sorted(tmp_path.rglob("*"))
+    assert run(monkeypatch, "suggest", job, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["events"], found["samples"], found["rejected"]) == (1500, 1500, 0)
+    assert set(found["slots"]) == {"user", "item", "item_step", "hour", "weekday"}
+    assert found["slots"]["user"]["auc"] < 0 and not found["slots"]["user"]["drop"]
+    assert list(found["admission"]) == ["2", "3", "5", "10"]
+    assert run(monkeypatch, "suggest", job) == 0
+    assert "AUC without it" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_measured_page_loads(tmp_path):
+    path = tmp_path / "page.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in impressions(400)))
+    proposal = infer_job(EventSample(path, 400), tmp_path, measured=True)
+    assert "Measured on 2,000 samples" in proposal.text
+    job_of(tomllib.loads(proposal.text), tmp_path)

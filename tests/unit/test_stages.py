@@ -1,5 +1,6 @@
 """Dividing a tower into stages, and passing batches through it, on one rank."""
 
+from contextlib import nullcontext
 from itertools import combinations
 
 import pytest
@@ -10,12 +11,18 @@ from torch import nn
 from torch.nn import functional
 
 from headrace.errors import SpecError
+from headrace.service.spec.job import load_job
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.collectives.stage_steps import micro_batch_size
 from headrace.trainer.dense.pipeline import PipelineDense, Stage, divided
-from headrace.trainer.dense_config import DenseSection, PipelineSection
+from headrace.trainer.dense_config import DenseSection, PipelineSection, RecomputeSection
 from headrace.trainer.models.contract import DeepTower
-from headrace.trainer.train.pipeline_step import stage_plan, summed_loss
+from headrace.trainer.rank0.job_in_force import JobInForce
+from headrace.trainer.rank0.requests import resize_requested
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
+from headrace.trainer.train.pipeline_step import entered, stage_activations, stage_plan, summed_loss
+from tests.faults.test_joins_killed import SPEC as LATE
+from tests.integration.stream_job import write_job
 
 WIDTHS = (5, 7, 6, 4)
 
@@ -71,7 +78,7 @@ def test_micro_batches_add_up_to_the_batch(number, num_samples):
     x = torch.randn(num_samples, WIDTHS[0], generator=draw)
     whole, divided_net = InBlocks(), InBlocks()
     dense = PipelineDense(divided_net, DenseSection(strategy="pipeline"), SingleRank())
-    steps = SingleRank().stages(stage_plan(dense.stage, PipelineSection(micro_batches=number), ("bce", "mse")))
+    steps = SingleRank().stages(stage_plan(dense.stage, PipelineSection(micro_batches=number), ("bce", "mse")), 1)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     logits = steps.lead(*divided_net.tower().enter(mine), torch.cat([label, weight], 1))
     wanted = whole(theirs)
@@ -81,6 +88,32 @@ def test_micro_batches_add_up_to_the_batch(number, num_samples):
     plain = {name: each.grad for name, each in whole.named_parameters()}
     for name, grad in (found | {"logits": logits, "input": mine.grad}).items():
         assert (grad - (plain | {"logits": wanted, "input": theirs.grad})[name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("section", "calls"),
+    [
+        (RecomputeSection(), {"layers.0": 4, "layers.1": 4, "layers.2": 4, "top": 4}),
+        (RecomputeSection(blocks=("layers.1",)), {"layers.0": 2, "layers.1": 4, "layers.2": 2, "top": 2}),
+    ],
+)
+def test_the_named_blocks_of_a_stage_are_computed_twice_in_each_micro_batch(section, calls):
+    net, found = InBlocks(), dict.fromkeys(calls, 0)
+    config = DenseSection(strategy="pipeline", pipeline=PipelineSection(micro_batches=2), recompute=section)
+    stage = PipelineDense(net, config, SingleRank()).stage
+    saved = stage_activations(net, stage, config, nullcontext)
+    stage.surroundings = entered(nullcontext, saved.forward)
+
+    def count(module, *_):
+        name = next(name for name, each in net.named_modules() if each is module)
+        found[name] += 1
+
+    for name in calls:
+        net.get_submodule(name).register_forward_hook(count)
+    steps = SingleRank().stages(stage_plan(stage, config.pipeline, ("bce", "mse")), 1)
+    x = torch.randn(4, WIDTHS[0])
+    steps.lead(x, torch.zeros(4, 2), torch.ones(4, 4))
+    assert found == calls
 
 
 def test_padding_has_no_loss():
@@ -123,7 +156,6 @@ def test_other_models_are_refused(net, why):
 
 
 REFUSED = {
-    "accumulate": {"accumulate": 2},
     "compression": {"compression": "bf16"},
     "hierarchy": {"hierarchy": {"group": 2}},
     "overlap": {"overlap": True},
@@ -143,3 +175,19 @@ def test_settings_of_other_strategies_are_refused(name):
 def test_its_settings_are_for_it_alone():
     with pytest.raises(ValueError, match='pipeline is for strategy = "pipeline"'):
         DenseSection(pipeline={"micro_batches": 2})
+
+
+def test_late_labels_are_refused(tmp_path):
+    """Trainers that only have a stage got samples, whose steps no other trainer took part in."""
+    (tmp_path / "job.toml").write_text(LATE)
+    load_job(tmp_path / "job.toml")
+    with pytest.raises(SpecError, match="join: does not work with dense.strategy"):
+        load_job(tmp_path / "job.toml", ["dense.strategy=pipeline"])
+
+
+def test_a_resize_to_a_part_of_a_pipeline_is_refused(tmp_path):
+    given = ["dense={strategy='pipeline',pipeline={stages=2}}", "cluster={trainers=4,shards=1}"]
+    job = JobInForce(load_job(write_job(tmp_path, num_lines=1), given).spec, {SHARDS: 1, TRAINERS: 4})
+    with pytest.raises(SpecError, match="stages: 2 trainers share a model, and 3 is no multiple of that"):
+        resize_requested({"id": "a", "trainers": 3}, job)
+    assert resize_requested({"id": "a", "trainers": 6}, job).keys == {SHARDS: 1, TRAINERS: 6}

@@ -1,5 +1,7 @@
 """One step: losses are weighted means over the samples of all ranks, masks hold, non-finite values are detected."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.model_inputs import FirstSigns
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.features.training_batches import BatchMaker, targets
-from headrace.trainer.train.step import RowSums, Stepper
+from headrace.trainer.train.step import RowSums, Stepper, StepSettings
 
 SCHEMA = Schema.of(
     [
@@ -30,6 +32,7 @@ SCHEMA = Schema.of(
 )
 TABLES = {"default": TableSection(dim=2, init_range=0.5)}
 CTR = TaskSection(name="ctr", label="click")
+PLAIN = StepSettings(schema=SCHEMA, tasks=[CTR], train=TrainSection())
 BUY = TaskSection(name="price", label="buy", loss="mse", mask="bought", weight=3.0)
 
 
@@ -69,8 +72,8 @@ def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.
     shards.open_pass(1, Deadline.after(5))
     batch = maker.make(1, batch_samples)
     rows = shards.pull(batch.prepared, Deadline.after(5))
-    settings = tasks, train or TrainSection(), KernelPooling(1), torch.device("cpu")
-    stepper = Stepper(model or Sums(), SCHEMA, *settings, at_once=at_once)
+    settings = StepSettings(schema=SCHEMA, tasks=tasks, train=train or TrainSection(), at_once=at_once)
+    stepper = Stepper(model or Sums(), settings, KernelPooling(1), torch.device("cpu"))
     weights = {task.name: float(batch.weight_B[task.name].sum()) + extra_weight for task in tasks}
     forward = stepper.forward(batch, rows, weights)
     sums = RowSums.of(batch)
@@ -125,7 +128,7 @@ class Dropping(Sums):
 def test_a_prediction_is_made_as_in_inference_and_does_not_change_the_model():
     model = Dropping()
     batch, rows, forward, _ = step(samples(), [CTR], model=model)
-    stepper = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
+    stepper = Stepper(model, PLAIN, KernelPooling(1), torch.device("cpu"))
     before = torch.get_rng_state()
     told = stepper.predict(batch, rows, {"ctr": 1.0})
     assert np.allclose(told.prediction_B["ctr"], 1 / (1 + np.exp(-rows["default"].sum(1) - 0.5)), atol=1e-6)
@@ -229,7 +232,8 @@ def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them
 
     torch.manual_seed(3)
     model = Dropping()
-    own = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"), measures_apart=True)
+    apart = replace(PLAIN, measures_apart=True)
+    own = Stepper(model, apart, KernelPooling(1), torch.device("cpu"))
     batch, rows, _, _ = step(samples(), [CTR])
     before, state = model.norm.running_mean.clone(), torch.get_rng_state()
     measured = own.measured(batch, rows, {"ctr": 3.5})
@@ -239,7 +243,7 @@ def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them
     assert np.allclose(measured.prediction_B["ctr"], 1 / (1 + np.exp(-logit_B)), atol=1e-6)
     learnt = own.forward(batch, rows, {"ctr": 3.5})
     assert not np.allclose(learnt.prediction_B["ctr"], measured.prediction_B["ctr"])
-    plain = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
+    plain = Stepper(model, PLAIN, KernelPooling(1), torch.device("cpu"))
     assert plain.measured(batch, rows, {"ctr": 3.5}) is None
 
 

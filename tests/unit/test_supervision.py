@@ -10,9 +10,11 @@ from headrace.service.cluster.supervision import (
     EndingLimits,
     Exited,
     KillWorkers,
+    NotStarted,
     RunOutcome,
     Started,
     StartFailed,
+    StartReaders,
     StopRequested,
     Supervision,
     TerminateWorkers,
@@ -196,3 +198,58 @@ def test_the_job_always_ends_and_no_dead_worker_is_signalled(events):
         assert job.outcome is not None
     elif any(isinstance(event, Exited | StopRequested) for event in events):
         assert job.ending
+
+
+READERS = ("reader-0", "reader-1")
+
+
+@pytest.fixture
+def fed():
+    supervision = Supervision(["shard-0"], ["trainer-0"], LIMITS, READERS)
+    for worker in ("shard-0", *READERS):
+        assert supervision.step(Started(worker), 0) == []
+    return supervision
+
+
+def test_a_reader_that_dies_is_done_without_until_the_last_one_dies(fed):
+    fed.step(Started("trainer-0"), 0)
+    assert fed.step(Exited("reader-1", -9), 1) == [] and not fed.ending
+    assert fed.lost == {"reader-1": "killed by SIGKILL"}
+    reason = "reader-0 ended first: killed by SIGKILL"
+    assert fed.step(Exited("reader-0", -9), 2) == [KillWorkers(("shard-0", "trainer-0"), reason)]
+    exit_all(fed, "shard-0", "trainer-0", code=-9)
+    assert fed.outcome == RunOutcome(70, reason, "reader-0") and fed.outcome.may_pass
+
+
+def test_a_reader_that_dies_is_started_again_after_a_pause_that_grows(fed):
+    fed.step(Started("trainer-0"), 0)
+    fed.step(Exited("reader-1", -9), 1)
+    assert fed.step(Tick(), 1.9) == []
+    assert fed.step(Tick(), 2.1) == fed.step(Tick(), 9) == [StartReaders(("reader-1",))], "until it has a place"
+    fed.step(Started("reader-1"), 9)
+    assert not fed.lost and fed.step(Tick(), 9) == []
+    assert fed.step(Exited("reader-1", 2), 10) == [] and not fed.ending, "its new machine may have other files"
+    assert fed.step(Tick(), 11.9) == [] and fed.step(Tick(), 12.1) == [StartReaders(("reader-1",))]
+    fed.step(StopRequested(), 13)
+    assert fed.step(Tick(), 14) == [], "no worker is started any more"
+
+
+def test_a_reader_without_a_place_is_started_once_it_has_one():
+    late = Supervision(["shard-0"], ["trainer-0"], LIMITS, READERS)
+    for event in (Started("shard-0"), Started("reader-0"), NotStarted("reader-1", "no worker has come for it")):
+        assert late.step(event, 0) == []
+    assert late.lost == {"reader-1": "no worker has come for it"}
+    assert late.step(Tick(), 100) == [], "while no trainer runs"
+    late.step(Started("trainer-0"), 100)
+    assert late.step(Tick(), 101) == [StartReaders(("reader-1",))]
+
+
+def test_a_reader_that_dies_before_trainers_know_where_it_is_ends_the_generation(fed):
+    assert fed.step(Exited("reader-1", -9), 1) and fed.ending
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_an_error_of_a_reader_that_the_others_would_find_too_ends_the_job(fed, code):
+    fed.step(Started("trainer-0"), 0)
+    assert fed.step(Exited("reader-1", code), 1) and fed.ending
+    assert not fed.lost

@@ -11,7 +11,7 @@ from rich.console import Console
 from headrace.config import load_toml, parse_value
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.pserver.config import Adagrad
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.service.cli.sweep_command import _with_its_slices, sweep
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.history.frozen_runs import frozen_of
@@ -279,6 +279,7 @@ def test_slots_that_cannot_be_left_out_are_refused(tmp_path, keys, words):
             "latest",
         ),
         (["predict={input={paths=['x']}, output='o'}"], r"predict: the runs of a sweep"),
+        (["evaluator={input={paths=['x']}}"], r"evaluator: the runs of a sweep would all score their versions"),
         (
             [
                 "sources.later={kind='kafka', topics=['t'], start='group', end='2026-01-01T00:00:00Z', "

@@ -10,14 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.pserver.protocol.table_operations import SLOT_CHANGES
 from headrace.service.api.app import OFFERED, ApiSettings, app
 from headrace.service.api.forms import FormContext
+from headrace.service.api.job_figures import figures_of
 from headrace.service.auth.roles import Role
-from headrace.service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
+from headrace.service.ui import (
+    action_catalog,
+    format,
+    job_history,
+    job_learning,
+    job_page,
+    job_stream,
+    job_tables,
+    overview,
+)
 from headrace.service.ui.action_catalog import inputs_of
 from headrace.service.ui.api_client import routes_of
-from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
-from headrace.service.ui.job_learning import learning_lines, twin_of
+from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart, reliability_chart
+from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
 from headrace.service.ui.job_output import output_text
 from headrace.service.ui.recorder import moment_of
 from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
@@ -98,10 +109,21 @@ def test_charts_are_plain_data_within_bounds():
         lines_chart([line, line], by_time=True),
         marks_chart([ChartMark(1.0, "commits", "t1-1")], ["commits"]),
         lines_chart([], by_time=False),
+        reliability_chart([ChartLine("ctr", [(0.1, 0.2)])]),
+        reliability_chart([]),
     ):
         text = json.dumps(options)
         assert "function" not in text and '":' not in text.replace('": ', "")  # NiceGUI runs keys that begin so
     assert len(lines_chart([line], by_time=True)["series"][0]["data"]) == MAX_POINTS
+
+
+def test_the_reliability_curve_has_a_line_for_each_task_and_one_that_is_right():
+    tenths = [{"prediction": 0.1, "label": 0.2, "weight": 5.0}, {"prediction": 0.5, "label": 0.4, "weight": 5.0}]
+    lines = reliability_lines({"ctr": tenths, "new": []})
+    assert [(line.name, line.points) for line in lines] == [("ctr", [(0.1, 0.2), (0.5, 0.4)])]
+    options = reliability_chart(lines)
+    assert [each["data"] for each in options["series"]] == [[[0.1, 0.2], [0.5, 0.4]], [[0, 0], [0.5, 0.5]]]
+    assert options["xAxis"]["max"] == 0.5
 
 
 def test_numbers_are_written_alike_and_none_is_a_dash():
@@ -190,7 +212,12 @@ def test_a_form_asks_for_what_the_body_of_its_request_takes():
 
 def test_the_buttons_stand_in_groups():
     labels = "Pause Resume Drain Stop Restart Commit Export Set Resize Shrink", "Rewind"
-    assert [act.form.label for act in OFFERED] == [*labels[0].split(), "Day tick", labels[1]]
+    assert [act.form.label for act in OFFERED] == [
+        *labels[0].split(),
+        "Day tick",
+        *(f"{each.name.capitalize()} slot" for each in SLOT_CHANGES),
+        labels[1],
+    ]
 
 
 def test_a_role_is_offered_what_the_api_says_it_may(routes):
@@ -269,6 +296,21 @@ def test_how_a_job_failed_is_told_with_its_code():
     outcome = {"code": 1, "reason": "trainer-0 died", "lines": ["boom"], "at": "2026-11-21T17:38:26Z"}
     assert "trainer-0 died" in format.outcome_words(job("failed", outcome=outcome))
     assert format.outcome_words(job("ended", outcome={**outcome, "code": 0})) == ""
+
+
+def test_a_job_that_trains_with_fewer_than_it_may_is_told_above_its_figures():
+    elastic = {"min": 2, "max": 3, "present": 2, "spares": 1, "waits": "goes on with 3 trainers in 9 s", "for_s": 1.2}
+
+    def notes(**more):
+        figures = figures_of(read(Status, {"elastic": {**elastic, **more}})).model_dump()
+        return job_page.notes_of({**figures, **job()})
+
+    now = "This job has 2 trainers, of 2 to 3, and 1 worker stands by. For 1 s: goes on with 3 trainers in 9 s."
+    assert notes(fewer="nothing was heard of the others") == [
+        ("warn", "fewer than cluster.trainers.max = 3: nothing was heard of the others"),
+        ("", now),
+    ]
+    assert notes(present=3, spares=0, waits="") == [("", "This job has 3 trainers, of 2 to 3.")]
 
 
 def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -96,6 +96,45 @@ class CommitManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return [
             each for found in (self.objects or {}, *(part.objects for part in self.shards)) for each in found.items()
         ]
+
+
+class CapturedState(Protocol):
+    """Rank 0's state of one version: see trainer.train.commit_state.SavedState."""
+
+    @property
+    def version(self) -> int:
+        """The version that it is of."""
+        ...
+
+    @property
+    def log_from(self) -> int:
+        """First log record that a replay from this version needs."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The position of each partition."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The JSON-able part, for the manifest."""
+        ...
+
+    def write(self, folder: Path, *, sync: bool = True) -> list[str]:
+        """Write and `sync` the other parts; returns names of files. Raises HeadraceError and OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """Facts about the job in every manifest."""
+
+    job: str
+    timeline: str
+    generation: int
+    world: int
+    fingerprint: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

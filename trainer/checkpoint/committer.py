@@ -1,4 +1,4 @@
-"""The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
+"""Commits of rank 0: `CommitSteps` makes one, in numbered steps; `Committer` says when, and what follows a failure.
 
 The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what trainer.train.commit_state
 captured.
@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
@@ -31,8 +31,10 @@ from headrace.trainer.checkpoint.commit_store import CommitStore, ManifestFailed
 from headrace.trainer.checkpoint.commits import (
     FORMAT,
     FORMAT_OF_FILES,
+    CapturedState,
     Commit,
     CommitManifest,
+    ManifestFacts,
     hash_of,
     name_of,
     read_commit,
@@ -59,45 +61,6 @@ class CommitsFail(HeadraceError):
     """No commit succeeded for longer than `commit.max_failing`."""
 
 
-class CapturedState(Protocol):
-    """Rank 0's state of one version: see trainer.train.commit_state.SavedState."""
-
-    @property
-    def version(self) -> int:
-        """The version that it is of."""
-        ...
-
-    @property
-    def log_from(self) -> int:
-        """First log record that a replay from this version needs."""
-        ...
-
-    @property
-    def positions(self) -> Mapping[str, int]:
-        """The position of each partition."""
-        ...
-
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """The JSON-able part, for the manifest."""
-        ...
-
-    def write(self, folder: Path, *, sync: bool = True) -> list[str]:
-        """Write and `sync` the other parts; returns names of files. Raises HeadraceError and OSError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFacts:
-    """Facts about the job in every manifest."""
-
-    job: str
-    timeline: str
-    generation: int
-    world: int
-    fingerprint: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class CommitHooks:
     """The calls of the committer to the rest of rank 0."""
@@ -112,6 +75,132 @@ class CommitHooks:
     """Whether no commit may be removed now."""
 
 
+@dataclass(slots=True)
+class CommitSteps:
+    """Makes a version restorable. Until step 4 a restart uses the previous commit.
+
+    1. The pass is closed.
+    2. `copy`, on the loop's thread: snapshot and state are copies in memory.
+    3. The shards write their parts, rank 0 its own. The commit is held for its readers.
+    4. The manifest: the commit exists from its rename on, or, where files are objects, from the record of the fence
+       before that. The shards are notified.
+    5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
+    """
+
+    store: CommitStore
+    section: CommitSection
+    origin: ManifestFacts
+    joblog: Log
+    shards: Shards
+    hooks: CommitHooks
+    parent: Commit | None
+    """The last commit: first the one that was restored."""
+
+    def copy(self, version: int, dense: Mapping[str, Any]) -> tuple[int, CapturedState]:
+        """Step 2 -> the number of rows that changed, and the state of rank 0."""
+        snapshot = TakeSnapshot(version, self.hooks.changes_since())
+        return self.shards.call(snapshot, Deadline.after(STEP_S)), self.hooks.capture(dense)
+
+    @recorded(Span.COMMIT)
+    def make(self, saved: CapturedState, holders: Sequence[str]) -> Commit:
+        """Steps 3 to 5. Raises CommitFailed, with nothing left of the commit; and errors that end this process."""
+        name = name_of(self.origin.timeline, saved.version, self.origin.generation)
+        folder = self.store.commits.folder / name
+        try:
+            manifest = self._write_parts(name, saved)  # 3
+            with self.joblog.exclusive():
+                self.store.hold(name, holders)
+            log_files = [file.path.name for file in self.joblog.files()]
+            self.store.publish(manifest, log_files, Deadline.after(self.section.deadline))  # 4
+            with self.joblog.exclusive():
+                self.store.write_manifest(folder, manifest)
+        except (HeadraceError, OSError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.store.release(name, holders)
+            self.shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
+            if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
+                raise
+            nameless = isinstance(error, OSError) and error.filename is None
+            raise CommitFailed(f"{folder}: {error}" if nameless else str(error)) from error
+        failpoint(Failpoint.COMMITTED)
+        self.shards.call(SettleSnapshot(True), Deadline.after(STEP_S))
+        self.parent = read_commit(folder)
+        self._clean_up(self.parent)  # 5
+        return self.parent
+
+    def _write_parts(self, name: str, saved: CapturedState) -> CommitManifest:
+        """Step 3: write and sync all files but the manifest; returns the manifest."""
+        folder = self.store.begin(name)
+        parts = self.shards.call(WriteSnapshot(folder), Deadline.after(self.section.deadline))
+        own = saved.write(folder)
+        failpoint(Failpoint.DENSE_WRITTEN)
+        sync_tree(folder)
+        failpoint(Failpoint.PARTS_WRITTEN)
+        return self._manifest(folder, saved, parts, own)
+
+    def _clean_up(self, commit: Commit) -> None:
+        """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
+        self.hooks.show_positions(commit.manifest.positions)
+        try:
+            with self.joblog.exclusive():
+                remove_handover(self.store.commits.folder.parent)
+            if not self.hooks.keeps_all():
+                self.store.prune(self.section.keep, self.joblog)
+        except Superseded:
+            raise
+        except (HeadraceError, OSError) as error:
+            log.warning("older commits cannot be removed now: %s", error)
+        self.store.offer(commit)
+
+    def hand_over(self, saved: CapturedState) -> None:
+        """In place of steps 3 to 5, hand the version over to the next generation: rows, the state of rank 0, manifest.
+
+        If it fails, a commit follows, as after a failed one.
+        """
+
+        def write(folder: Path) -> CommitManifest:
+            parts = self.shards.call(HandOver(folder), Deadline.after(self.section.deadline))
+            return self._manifest(folder, saved, parts, saved.write(folder, sync=False))
+
+        name = name_of(self.origin.timeline, saved.version, self.origin.generation)
+        try:
+            hand_over(self.store.commits.folder.parent, name, write, self.joblog.exclusive)
+            failpoint(Failpoint.HANDED_OVER)
+        except (HeadraceError, OSError) as error:
+            if isinstance(error, Superseded | StoreDamaged):
+                raise
+            raise CommitFailed(f"it could not be handed over: {error}") from error
+        finally:
+            self.shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
+
+    def _manifest(
+        self, folder: Path, saved: CapturedState, parts: Sequence[ShardCommitPart], own: Sequence[str]
+    ) -> CommitManifest:
+        """The manifest of `saved`, whose files are written; rank 0's `own` are uploaded if commits are in a store."""
+        origin, mine = self.origin, {file: hash_of(folder / file) for file in own}
+        files = {file: stored for part in parts for file, stored in part.files.items()} | mine
+        uploaded = self.store.upload(folder, mine, Deadline.after(self.section.deadline))
+        return CommitManifest(
+            format=FORMAT_OF_FILES if uploaded is None else FORMAT,
+            job=origin.job,
+            timeline=origin.timeline,
+            version=saved.version,
+            name=folder.name,
+            parent=None if self.parent is None else self.parent.name,
+            generation=origin.generation,
+            world=origin.world,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            fingerprint=origin.fingerprint,
+            positions=saved.positions,
+            log_from=saved.log_from,
+            files=dict(sorted(files.items())),
+            shards=parts,
+            state=saved.state,
+            objects=uploaded,
+            objects_at=self.store.address,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _ExactRequest:
     """A request for a commit of exactly this version."""
@@ -120,24 +209,20 @@ class _ExactRequest:
     who: str | None
     notify: Callable[[Commit | None, str], None]
 
+    def refuse(self, why: str) -> None:
+        """There is no such commit."""
+        self.notify(None, f"no commit of version {self.version} could be made: {why}")
+
 
 class Committer:
-    """Makes commits. `due`, `begin`, `exactly`, `finish` from the loop's thread; `ask` and `status` from any."""
+    """Decides when a commit is made; a thread makes it.
 
-    def __init__(
-        self,
-        store: CommitStore,
-        section: CommitSection,
-        origin: ManifestFacts,
-        joblog: Log,
-        shards: Shards,
-        hooks: CommitHooks,
-        parent: Commit | None,
-    ) -> None:
-        """`parent`: the commit that was restored."""
-        self._store, self._section, self._origin = store, section, origin
-        self._log, self._shards, self._hooks, self._parent = joblog, shards, hooks, parent
-        self.version = 0 if parent is None else parent.version
+    Call `due`, `begin`, `exactly` and `finish` from the loop's thread, `ask` and `status` from any.
+    """
+
+    def __init__(self, steps: CommitSteps) -> None:
+        self._steps, self._section = steps, steps.section
+        self.version = 0 if steps.parent is None else steps.parent.version
         """Last version committed."""
         self._handed: int | None = None
         """The version that was handed over to the next generation, which commits it: this one ends."""
@@ -194,7 +279,13 @@ class Committer:
         once: Superseded, ManifestFailed, StoreDamaged, and those of shards that cannot receive a commit's result.
         """
         self._reap()
-        if self._is_wanted(version):
+        asked, self._wanted = self._wanted, []
+        for each in asked:
+            if each.version == version > self.version:
+                self._wanted.append(each)
+            else:
+                each.refuse("a later one was closed")
+        if self._wanted:
             return True
         now_s = time.monotonic()
         over = version <= self.version or version == self._handed
@@ -224,7 +315,8 @@ class Committer:
         if self._flight is None:
             self._begin(version, dense, wanted, hand_over=hand_over and not wanted and self._failing is None)
         else:
-            self._refuse(wanted, "the commit before it was still being written")
+            for each in wanted:
+                each.refuse("the commit before it was still being written")
 
     def finish(self, version: int) -> bool:
         """At an orderly end: whether `version` is committed, or handed over. Call it again until it is."""
@@ -244,37 +336,25 @@ class Committer:
             failing=None if failing is None else failing[1],
             failing_s=0.0 if failing is None else time.monotonic() - failing[0],
         )
-        return self._store.with_status(status)
+        return self._steps.store.with_status(status)
 
     def close(self) -> None:
         """Wait for the thread, and for the commit that it is writing."""
         self._thread.shutdown()
-
-    def _is_wanted(self, version: int) -> bool:
-        """Whether a commit of this version is requested. Requests for other versions come too late."""
-        asked, self._wanted = self._wanted, []
-        can_be_made = version > self.version
-        self._wanted = [each for each in asked if can_be_made and each.version == version]
-        self._refuse([each for each in asked if not can_be_made or each.version != version], "a later one was closed")
-        return bool(self._wanted)
-
-    @staticmethod
-    def _refuse(requests: Sequence[_ExactRequest], why: str) -> None:
-        for each in requests:
-            each.notify(None, f"no commit of version {each.version} could be made: {why}")
 
     def _begin(
         self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...], *, hand_over: bool
     ) -> None:
         assert version > self.version, f"version {version} is committed, and its folder would count as one that failed"
         self._begun_s = time.monotonic()
-        snapshot = TakeSnapshot(version, self._hooks.changes_since())
-        self._num_rows = self._shards.call(snapshot, Deadline.after(STEP_S))  # 2
-        saved = self._hooks.capture(dense)
+        self._num_rows, saved = self._steps.copy(version, dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
-        make = self._hand_over if hand_over else self._make
-        self._flight = self._thread.submit(make, version, saved, held_for)
+        if hand_over:
+            self._flight = self._thread.submit(self._steps.hand_over, saved)
+        else:
+            holders = [each.who for each in held_for if each.who is not None]
+            self._flight = self._thread.submit(self._steps.make, saved, holders)
 
     def _reap(self) -> None:
         """Process the commit in flight, if it has ended."""
@@ -299,13 +379,12 @@ class Committer:
         if made is None:
             self._handed = self._flying
             return
-        self._parent = made
         if self._failing is not None:
             log.warning("commits succeed again, at version %d", self._flying)
         self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
         self._write_s = self._done_s - self._begun_s - self._pause_s
         for each in held_for:
-            each.notify(self._parent, "")
+            each.notify(made, "")
 
     def _check_failing(self) -> None:
         if self._failing is not None and time.monotonic() - self._failing[0] > self._section.max_failing:
@@ -313,112 +392,3 @@ class Committer:
                 f"no commit succeeded for {self._section.max_failing:g} s (commit.max_failing); version {self.version} "
                 f"is the last one: {self._failing[1]}"
             )
-
-    @recorded(Span.COMMIT)
-    def _make(self, version: int, saved: CapturedState, held_for: tuple[_ExactRequest, ...]) -> Commit:
-        """Make `version` restorable. Until step 4 a restart uses the previous commit.
-
-        1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
-        3. The shards write their parts, rank 0 its own. The commit is held for its readers.
-        4. The manifest: the commit exists from its rename on, or, where files are objects, from the record of the fence
-           before that. The shards are notified.
-        5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
-        """
-        name = name_of(self._origin.timeline, version, self._origin.generation)
-        folder, holders = self._store.commits.folder / name, [each.who for each in held_for if each.who is not None]
-        try:
-            manifest = self._write_parts(name, saved)  # 3
-            with self._log.exclusive():
-                self._store.hold(name, holders)
-            log_files = [file.path.name for file in self._log.files()]
-            self._store.publish(manifest, log_files, Deadline.after(self._section.deadline))  # 4
-            with self._log.exclusive():
-                self._store.write_manifest(folder, manifest)
-        except (HeadraceError, OSError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._store.release(name, holders)
-            self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
-            if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
-                raise
-            nameless = isinstance(error, OSError) and error.filename is None
-            raise CommitFailed(f"{folder}: {error}" if nameless else str(error)) from error
-        failpoint(Failpoint.COMMITTED)
-        self._shards.call(SettleSnapshot(True), Deadline.after(STEP_S))
-        commit = read_commit(folder)
-        self._clean_up(commit)  # 5
-        return commit
-
-    def _hand_over(self, version: int, saved: CapturedState, _held_for: tuple[_ExactRequest, ...]) -> None:
-        """Hand `version` over to the next generation: rows, then the state of rank 0, then the manifest.
-
-        If it fails, a commit follows, as after a failed one.
-        """
-
-        def write(folder: Path) -> CommitManifest:
-            parts = self._shards.call(HandOver(folder), Deadline.after(self._section.deadline))
-            return self._manifest(folder, saved, parts, saved.write(folder, sync=False))
-
-        name = name_of(self._origin.timeline, version, self._origin.generation)
-        try:
-            hand_over(self._store.commits.folder.parent, name, write, self._log.exclusive)
-            failpoint(Failpoint.HANDED_OVER)
-        except (HeadraceError, OSError) as error:
-            if isinstance(error, Superseded | StoreDamaged):
-                raise
-            raise CommitFailed(f"it could not be handed over: {error}") from error
-        finally:
-            self._shards.call(SettleSnapshot(False), Deadline.after(STEP_S))
-
-    def _write_parts(self, name: str, saved: CapturedState) -> CommitManifest:
-        """Step 3: write and sync all files but the manifest; returns the manifest."""
-        folder = self._store.begin(name)
-        parts = self._shards.call(WriteSnapshot(folder), Deadline.after(self._section.deadline))
-        own = saved.write(folder)
-        failpoint(Failpoint.DENSE_WRITTEN)
-        sync_tree(folder)
-        failpoint(Failpoint.PARTS_WRITTEN)
-        return self._manifest(folder, saved, parts, own)
-
-    def _manifest(
-        self, folder: Path, saved: CapturedState, parts: Sequence[ShardCommitPart], own: Sequence[str]
-    ) -> CommitManifest:
-        """The manifest of `saved`, whose files are written; rank 0's `own` are uploaded if commits are in a store."""
-        origin, mine = self._origin, {file: hash_of(folder / file) for file in own}
-        files = {file: stored for part in parts for file, stored in part.files.items()} | mine
-        uploaded = self._store.upload(folder, mine, Deadline.after(self._section.deadline))
-        return CommitManifest(
-            format=FORMAT_OF_FILES if uploaded is None else FORMAT,
-            job=origin.job,
-            timeline=origin.timeline,
-            version=saved.version,
-            name=folder.name,
-            parent=None if self._parent is None else self._parent.name,
-            generation=origin.generation,
-            world=origin.world,
-            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            fingerprint=origin.fingerprint,
-            positions=saved.positions,
-            log_from=saved.log_from,
-            files=dict(sorted(files.items())),
-            shards=parts,
-            state=saved.state,
-            objects=uploaded,
-            objects_at=self._store.address,
-        )
-
-    def _clean_up(self, commit: Commit) -> None:
-        """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
-        self._hooks.show_positions(commit.manifest.positions)
-        self._prune()
-        self._store.offer(commit)
-
-    def _prune(self) -> None:
-        try:
-            with self._log.exclusive():
-                remove_handover(self._store.commits.folder.parent)
-            if not self._hooks.keeps_all():
-                self._store.prune(self._section.keep, self._log)
-        except Superseded:
-            raise
-        except (HeadraceError, OSError) as error:
-            log.warning("older commits cannot be removed now: %s", error)

@@ -28,7 +28,7 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, locked, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.commit.part_objects import ContentLost, fetch_files, run_parallel, upload_files
+from headrace.pserver.commit.commit_files import ContentLost, fetch_files, run_parallel, upload_files
 from headrace.relative_names import InvalidName
 from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.checkpoint.commits import (
@@ -42,7 +42,6 @@ from headrace.trainer.checkpoint.commits import (
     parse_manifest,
     to_prune,
 )
-from headrace.trainer.config import StoreSection
 from headrace.trainer.job_status import CommitStatus, MirrorStatus
 from headrace.trainer.journal.log_file import file_numbers
 
@@ -60,7 +59,7 @@ MAX_BEHIND_S = 900.0
 LOCK_S = 5.0
 """Longest wait of one try for another writer to the mirror; then the status shows it."""
 GIVE_UP_S = 45.0
-"""Longest wait at the end for a call that is given up: one request must end first (headrace.blob.s3)."""
+"""Longest wait at the end for a call that is given up: one request must end first (headrace.blob.bucket)."""
 LOCK = "mirror.lock"
 """Lock file in the store, held while writing to the mirror. It protects the files of a new generation from a rank 0 of
 an older one that is still alive: either the old one holds the lock and the new one waits, or the old one sees that it
@@ -99,9 +98,6 @@ class FetchedCommit:
     name: str
     passed_over: tuple[str, ...]
     """Errors of newer commits that are damaged in the mirror, for people."""
-    timeline: int
-    generation: int
-    """Highest timeline and generation in the mirror, also in damaged commits and the log: new ones must be above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +150,6 @@ class Mirror:
             raise SpecError(str(error), KEY) from None
         return cls(open_blobs(address, "mirror", deadline), signature)
 
-    @classmethod
-    def of(cls, section: StoreSection, job: str, folder: Path, deadline: Deadline) -> Self:
-        """The mirror of a job with this section; relative paths start at `folder`. Raises SpecError."""
-        assert section.mirror is not None, "the spec has a mirror"
-        signature = Signature.of(section.key, job, folder)
-        return cls(open_blobs(parse(section.mirror, folder), "mirror", deadline), signature)
-
     def upload(self, commit: Commit, log_files: Sequence[Path], deadline: Deadline) -> None:
         """Make `commit` restorable from the mirror. Until step 3 a restart uses the commit before.
 
@@ -198,14 +187,9 @@ class Mirror:
 
     def newest_generation(self, deadline: Deadline) -> int:
         """The highest generation of workers, also in damaged commits and the log: a new one must be above it."""
-        return self._highest(self.catalog(deadline), deadline)[1]
-
-    def _highest(self, catalog: MirrorCatalog, deadline: Deadline) -> tuple[int, int]:
-        """Highest timeline and generation."""
         logs = map(file_numbers, map(Path, self.blobs.sizes(LOG, deadline)))
-        generations = [numbers[0] for numbers in logs if numbers is not None]
-        orders = catalog.orders
-        return max([0, *(order[0] for order in orders)]), max([0, *generations, *(order[2] for order in orders)])
+        logged = (numbers[0] for numbers in logs if numbers is not None)
+        return max([0, *logged, *(order[2] for order in self.catalog(deadline).orders)])
 
     def fetch(self, store: Path, job: str, deadline: Deadline) -> FetchedCommit:
         """Fetch the newest commit of `job` whose files are complete and right, to `store`/commits/<name>.
@@ -223,7 +207,7 @@ class Mirror:
             except CommitDamaged as error:
                 passed_over.append(str(error))
             else:
-                return FetchedCommit(commit.name, tuple(passed_over), *self._highest(catalog, deadline))
+                return FetchedCommit(commit.name, tuple(passed_over))
         uri = self.blobs.address.text
         if passed_over:
             raise MirrorEmpty(f"mirror {uri}: no commit in it is whole: {'; '.join(passed_over)}")

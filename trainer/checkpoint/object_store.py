@@ -2,7 +2,7 @@
 
     fence/<number>                        the sequence that says which commits count (trainer.journal.fence)
     manifests/<commit name>-<hash>.json   the manifests of commits; one counts if a record of the fence names its hash
-    parts/<generation>/<sha256>           the files of commits (pserver.commit.part_objects)
+    parts/<generation>/<sha256>           the files of commits (pserver.commit.commit_files)
 
 The store on this disk is a cache: `ObjectStore.prepare` makes its log and its manifests those of the object store.
 `ObjectCommits` are commits as rank 0 makes, retires and removes them; trainer.checkpoint.committer has the order.
@@ -28,8 +28,8 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import SpecError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.commit.part_objects import FOLDER as PARTS
-from headrace.pserver.commit.part_objects import PartObjects, key_of, run_parallel
+from headrace.pserver.commit.commit_files import FOLDER as PARTS
+from headrace.pserver.commit.commit_files import PartObjects, key_of, run_parallel
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.store.row_store import StoredFile
 from headrace.trainer.checkpoint.commit_store import CommitStore
@@ -44,7 +44,6 @@ from headrace.trainer.checkpoint.commits import (
     parse_manifest,
 )
 from headrace.trainer.checkpoint.mirror import opened
-from headrace.trainer.config import StoreSection
 from headrace.trainer.job_status import CommitStatus, ObjectStatus
 from headrace.trainer.journal.fence import (
     BlobFence,
@@ -95,13 +94,6 @@ class ObjectStore:
         blobs = open_blobs(parse(address), "store", deadline)
         check_conditional_puts(blobs, KEY, deadline)
         return cls(address, blobs, signature)
-
-    @classmethod
-    def of(cls, section: StoreSection, job: str, folder: Path, deadline: Deadline) -> Self:
-        """The store of a job with this section; relative paths start at `folder`. Raises SpecError."""
-        assert section.mirror is not None, "the spec has a mirror"
-        signature = Signature.of(section.key, job, folder)
-        return cls.open(parse(section.mirror, folder).text, deadline, signature)
 
     def sequence(self, generation: int = 0) -> FenceSequence:
         """The fence, for a head of a generation; 0 for a reader."""
@@ -198,8 +190,8 @@ def manifest_key(name: str, sha256: str) -> str:
     return f"{MANIFESTS}/{name}-{sha256[:16]}.json"
 
 
-def complete_commit(commit: Commit, deadline: Deadline) -> None:
-    """Fetch the files of a commit that this disk lacks, for readers of all files.
+def complete_commit(commit: Commit, deadline: Deadline, *, rows: bool = True) -> None:
+    """Fetch the files of a commit that this disk lacks, for readers of all files; without `rows`, those of rank 0 only.
 
     They come from the object store of the job file, and not from where the manifest says, which came from a store, too;
     only a store that was prepared by an older Headrace has no note of it. Raises CommitDamaged, and PartsUnavailable.
@@ -209,7 +201,7 @@ def complete_commit(commit: Commit, deadline: Deadline) -> None:
     noted = commit.folder.parent.parent / ADDRESS
     try:
         PartObjects(noted.read_text() if noted.exists() else address, 0).complete(
-            commit.folder, commit.files, commit.objects, deadline
+            commit.folder, commit.files if rows else commit.own_files, commit.objects, deadline
         )
     except StoreDamaged as error:
         raise CommitDamaged(f"{commit.name}: {error}") from error

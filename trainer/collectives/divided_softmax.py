@@ -99,8 +99,8 @@ class ClassRows:
     """The weights of the slice of one rank, with their gradients.
 
     Slices are of neighbouring classes, and equal, but for the last ones: rank r has those from r * size on. Initial
-    weights are a function of seed and class alone, so they do not depend on the number of ranks. The softmax writes the
-    gradient, and the dense strategy learns from it.
+    weights are a function of seed and class alone, so they do not depend on the number of ranks. The softmax adds to
+    the gradient, and the dense strategy learns from it and clears it.
     """
 
     def __init__(self, num_classes: int, dim: int, rank: int, world: int, seed: int, device: torch.device) -> None:
@@ -112,11 +112,24 @@ class ClassRows:
         self.gradient_KV: Tensor | None = None
         """None: there was no loss in the step."""
         self.step = 0
-        """Number of steps of the job, from which draws follow."""
+        """Number of losses of the job, from which draws follow: one a step, or one a micro-batch."""
 
     def clear(self) -> None:
         """Drop the gradient of the step."""
         self.place_K, self.gradient_KV = None, None
+
+    def add(self, place_K: Tensor | None, gradient_KV: Tensor) -> None:
+        """Add a gradient to that of the step; `place_K` as in the field, and always given or never."""
+        if self.gradient_KV is None:
+            self.place_K, self.gradient_KV = place_K, gradient_KV
+        elif place_K is None or self.place_K is None:
+            self.gradient_KV += gradient_KV
+        else:
+            both_K = torch.unique(torch.cat([self.place_K, place_K]))
+            sum_KV = gradient_KV.new_zeros(len(both_K), self.dim)
+            sum_KV[torch.searchsorted(both_K, self.place_K)] = self.gradient_KV
+            sum_KV[torch.searchsorted(both_K, place_K)] += gradient_KV
+            self.place_K, self.gradient_KV = both_K, sum_KV
 
 
 def probabilities(sampler: Sampler, num_drawn: int, num_classes: int, begin: int, end: int) -> F64:
@@ -179,12 +192,17 @@ class _Step:
     own: slice
     """The samples of this rank among T."""
     log_sum_T: Tensor
+    place_K: Tensor | None
+    """The classes of the step, from 0 in the slice; None: all."""
     correction_K: Tensor | None
     """Added to the scores of drawn classes; None: nothing."""
 
 
 class DividedSoftmax:
-    """The softmax of one rank. A step: `lose`, then `learn` in its backward pass; or `follow`."""
+    """The softmax of one rank. A step: `lose`, then `learn` in its backward pass; or `follow`.
+
+    Gradients of several steps are summed in the rows until these are cleared.
+    """
 
     def __init__(
         self, rows: ClassRows, margins: Margins, ranks: Ranks, draws: ClassDraws | None = None, *, ranks_of_labels: bool
@@ -212,16 +230,18 @@ class DividedSoftmax:
 
     def lose(self, user_BV: Tensor, class_B: Tensor) -> tuple[Tensor, Tensor]:
         """Collective: losses and counts of this rank's samples."""
-        rows = self._rows
-        user_TV, class_T, place_T, most, own = self._gathered(user_BV.detach(), class_B)
-        rows.clear()
-        correction_K = self._drawn(class_T)
+        rows, sizes_W = self._rows, self._sizes(len(class_B))
+        if not sizes_W.any():
+            self._step = None
+            return user_BV.new_zeros(0), user_BV.new_zeros(0)
+        user_TV, class_T, place_T, most, own = self._gathered(user_BV.detach(), class_B, sizes_W)
+        place_K, correction_K = self._drawn(class_T)
         rows.step += 1
         cosine_T = self._cosine_of_targets(user_TV, class_T)
         target_T = self._margins.of_target(cosine_T)
         most_T = torch.full_like(target_T, torch.finfo(target_T.dtype).min)
         total_T, better_T = torch.zeros_like(target_T, dtype=torch.float64), torch.zeros_like(target_T)
-        for low, row_RV, target in self._blocks(class_T):
+        for low, row_RV, target in self._blocks(class_T, place_K):
             cosine_TR = cosines(user_TV, row_RV)
             score_TR = cosine_TR * self._margins.scale
             if self._counts:
@@ -234,16 +254,18 @@ class DividedSoftmax:
             total_T = total_T * (most_T - new_T).double().exp() + (score_TR - new_T.unsqueeze(1)).exp_().sum(1)
             most_T = new_T
         log_sum_T, better_T = self._together(most_T, total_T, better_T)
-        self._step = _Step(user_TV, class_T, place_T, most, own, log_sum_T, correction_K)
+        self._step = _Step(user_TV, class_T, place_T, most, own, log_sum_T, place_K, correction_K)
         return (log_sum_T - target_T)[own], better_T[own]
 
-    def _gathered(self, user_BV: Tensor, class_B: Tensor) -> tuple[Tensor, Tensor, Tensor, int, slice]:
+    def _sizes(self, num_samples: int) -> I64:
+        """Collective: (W,) the samples of each rank."""
+        sizes_W = np.zeros(self._ranks.world, np.int64)
+        sizes_W[self._ranks.rank] = num_samples
+        return self._ranks.sum(sizes_W)
+
+    def _gathered(self, user_BV: Tensor, class_B: Tensor, sizes_W: I64) -> tuple[Tensor, Tensor, Tensor, int, slice]:
         """Collective: vectors and classes of all ranks' samples, their places, M, and which are this rank's."""
-        ranks, device = self._ranks, user_BV.device
-        sizes_W = np.zeros(ranks.world, np.int64)
-        sizes_W[ranks.rank] = len(class_B)
-        sizes_W = ranks.sum(sizes_W)
-        most = int(sizes_W.max())
+        ranks, device, most = self._ranks, user_BV.device, int(sizes_W.max())
         class_WM = np.zeros((ranks.world, most), np.int64)
         class_WM[ranks.rank, : len(class_B)] = class_B.cpu().numpy()
         class_WM = ranks.sum(class_WM)
@@ -255,16 +277,16 @@ class DividedSoftmax:
         class_T = torch.from_numpy(class_WM.reshape(-1)).to(device)[place_T]
         return user_TV, class_T, place_T, most, slice(begin, begin + len(class_B))
 
-    def _drawn(self, class_T: Tensor) -> Tensor | None:
-        """Draw the classes of the step; what is added to their scores."""
+    def _drawn(self, class_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Draw the classes of the step: (K,) which they are, and what is added to their scores."""
         rows = self._rows
         if self._draws is None:
-            return None
+            return None, None
         own_T = (class_T >= rows.begin) & (class_T < rows.end)
         always = np.unique(class_T[own_T].cpu().numpy() - rows.begin)
         place_K, log_K = self._draws.of_step(rows.step, always)
-        rows.place_K = torch.from_numpy(place_K).to(class_T.device)
-        return torch.from_numpy(-log_K).to(class_T.device, torch.float32)
+        device = class_T.device
+        return torch.from_numpy(place_K).to(device), torch.from_numpy(-log_K).to(device, torch.float32)
 
     def _cosine_of_targets(self, user_TV: Tensor, class_T: Tensor) -> Tensor:
         """Collective: (T,) cosines of the samples with their own classes."""
@@ -285,10 +307,10 @@ class DividedSoftmax:
             sum_T += rank_3T[1] * (rank_3T[0] - most_T).exp()
         return (most_T + sum_T.log()).float(), heard_W3T[:, 2].sum(0).float()
 
-    def _blocks(self, class_T: Tensor) -> Iterator[tuple[int, Tensor, tuple[Tensor, Tensor]]]:
+    def _blocks(self, class_T: Tensor, place_K: Tensor | None) -> Iterator[tuple[int, Tensor, tuple[Tensor, Tensor]]]:
         """Blocks of the step's classes: the first one's place, (R, V) weights, and the samples of which they are right,
         with their columns."""
-        rows, place_K = self._rows, self._rows.place_K
+        rows = self._rows
         of_step_T = class_T - rows.begin
         if place_K is not None:
             found_T = torch.searchsorted(place_K, of_step_T).clamp(max=max(0, len(place_K) - 1))
@@ -304,16 +326,17 @@ class DividedSoftmax:
     # -- backward
 
     def learn(self, grad_B: Tensor) -> Tensor:
-        """Collective: the gradient of the users, from that of the losses. That of the classes is then in the rows."""
+        """Collective: the gradient of the users, from that of the losses. That of the classes is added to the rows."""
         step, rows, self._step = self._step, self._rows, None
-        assert step is not None, "after lose"
+        if step is None:  # no rank had samples
+            return grad_B.new_zeros(0, rows.dim)
         padded_M = grad_B.new_zeros(step.most)
         padded_M[: len(grad_B)] = grad_B
         grad_T = _of_ranks(self._ranks, padded_M).view(-1)[step.place_T].unsqueeze(1)
-        num = len(rows.weights_NV) if rows.place_K is None else len(rows.place_K)
+        num = len(rows.weights_NV) if step.place_K is None else len(step.place_K)
         gradient_KV = torch.empty(num, rows.dim, device=grad_B.device)
         total_TV = torch.zeros_like(step.user_TV)
-        for low, row_RV, target in self._blocks(step.class_T):
+        for low, row_RV, target in self._blocks(step.class_T, step.place_K):
             user_TV, row_RV = step.user_TV.requires_grad_(), row_RV.detach().requires_grad_()
             with torch.enable_grad():
                 score_TR = scores(user_TV, row_RV, target, self._margins)
@@ -325,7 +348,7 @@ class DividedSoftmax:
             of_user_TV, of_row_RV = torch.autograd.grad(score_TR, (user_TV, row_RV), wanted_TR.mul_(grad_T))
             gradient_KV[low : low + len(row_RV)] = of_row_RV
             total_TV += of_user_TV
-        rows.gradient_KV = gradient_KV
+        rows.add(step.place_K, gradient_KV)
         return self._own_sum(total_TV, step)
 
     def _own_sum(self, total_TV: Tensor, step: _Step) -> Tensor:

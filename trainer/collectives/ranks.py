@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed has it without types
+from torch.nn import functional
 
 from headrace import documents
 from headrace.errors import Unavailable
 from headrace.traffic import Links, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
-from headrace.trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, WholeSteps
+from headrace.trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, Together, WholeSteps
 
 # Sums of which each rank gets a slice, and slices brought together: collectives of groups of trainers.
 #
@@ -36,13 +37,6 @@ BUCKET_FLOATS = 1 << 20
 """Floats in one all-reduce. This is fixed because it determines the order of sums."""
 
 
-class _Together(NamedTuple):
-    """Some ranks, and torch's group of them; None is torch's group of all."""
-
-    members: Sequence[int]
-    process_group: dist.ProcessGroup | None
-
-
 class RankSlices:
     """The groups of one size, as one rank sees them. Every rank makes one, at the same point."""
 
@@ -51,7 +45,8 @@ class RankSlices:
         self._rank, self._size, self._traffic = rank, size, traffic
         groups = [range(first, first + size) for first in range(0, world, size)]
         owners = [range(number, world, size) for number in range(size)]
-        self._group = _party_of(rank, world, groups, wait_s)
+        self.group = _party_of(rank, world, groups, wait_s)
+        """The ranks of this rank's group."""
         self._owners = _party_of(rank, world, owners, wait_s)
         """The ranks that own this rank's slice."""
 
@@ -68,15 +63,13 @@ class RankSlices:
         if self._size == 1:
             return [], lambda: self._add_groups(flat)
         parts = torch.empty_like(flat)
-        work = dist.all_to_all_single(parts, flat, group=self._group.process_group, async_op=True)
+        work = dist.all_to_all_single(parts, flat, group=self.group.process_group, async_op=True)
         assert work is not None, "this rank is in the group"
-        self._traffic.all_to_all(flat.nbytes, self._group.members)
+        self._traffic.all_to_all(flat.nbytes, self.group.members)
         return [work], lambda: self._add(parts.view(self._size, -1), self.own(flat))
 
     def _add(self, parts_GN: Tensor, total_N: Tensor) -> None:
-        torch.add(parts_GN[0], parts_GN[1], out=total_N)
-        for part_N in parts_GN[2:]:
-            total_N.add_(part_N)
+        _sum_in_order(parts_GN, total_N)
         self._add_groups(total_N)
 
     def _add_groups(self, total: Tensor) -> None:
@@ -85,24 +78,62 @@ class RankSlices:
                 dist.all_reduce(bucket, group=self._owners.process_group)
             self._traffic.all_reduce(total.nbytes, self._owners.members)
 
+    def all_reduce_of_owners(self, flat: Tensor) -> tuple[Sequence[dist.Work], Callable[[], None]]:
+        """Begin to sum a flat tensor over the ranks with this rank's number in their groups, in rank order. The calls
+        to wait for; then what is left to do."""
+        members, group = self._owners
+        if len(members) == 1:
+            return [], lambda: None
+        whole = functional.pad(flat, (0, -len(flat) % len(members)))
+        parts = torch.empty_like(whole)
+        work = dist.all_to_all_single(parts, whole, group=group, async_op=True)
+        assert work is not None, "this rank is in the group"
+        self._traffic.all_to_all(whole.nbytes, members)
+
+        def rest() -> None:
+            own = whole.view(len(members), -1)[members.index(self._rank)]
+            _sum_in_order(parts.view(len(members), -1), own)
+            dist.all_gather_into_tensor(whole, own.clone(), group=group)
+            self._traffic.all_gather(own.nbytes, members)
+            flat.copy_(whole[: len(flat)])
+
+        return [work], rest
+
+    def bring(self, flat: Tensor, source: int) -> None:
+        """Copy a flat tensor from the member `source` of the group to the first one. Only these two call it."""
+        members, group = self.group
+        first, sender = members[0], members[source]
+        if self._rank == first:
+            dist.recv(flat, sender, group=group)
+            self._traffic.exchange(sender, 0, flat.nbytes)
+        else:
+            dist.send(flat, first, group=group)
+            self._traffic.exchange(first, flat.nbytes, 0)
+
     def all_gather(self, flat: Tensor) -> None:
         """Fill all slices of a flat tensor, each from its owner in this rank's group."""
         if self._size > 1:
             own = self.own(flat)
-            dist.all_gather_into_tensor(flat, own, group=self._group.process_group)
-            self._traffic.all_gather(own.nbytes, self._group.members)
+            dist.all_gather_into_tensor(flat, own, group=self.group.process_group)
+            self._traffic.all_gather(own.nbytes, self.group.members)
 
 
-def _party_of(rank: int, world: int, parties: Sequence[Sequence[int]], wait_s: float) -> _Together:
+def _sum_in_order(parts_GN: Tensor, total_N: Tensor) -> None:
+    torch.add(parts_GN[0], parts_GN[1], out=total_N)
+    for part_N in parts_GN[2:]:
+        total_N.add_(part_N)
+
+
+def _party_of(rank: int, world: int, parties: Sequence[Sequence[int]], wait_s: float) -> Together:
     """The party of this rank. Collective: every rank makes the groups of all parties, in the same order."""
-    found, wait = _Together([rank], None), timedelta(seconds=wait_s)
+    found, wait = Together([rank], None), timedelta(seconds=wait_s)
     for members in parties:
         if len(members) == 1:
             continue
         made = None if len(members) == world else dist.new_group(list(members), timeout=wait)
         if rank in members:
             assert made is None or isinstance(made, dist.ProcessGroup), "this rank is in the group"
-            found = _Together(members, made)
+            found = Together(members, made)
     return found
 
 
@@ -172,8 +203,18 @@ class Ranks(Protocol):
         """Wait until all ranks call it, at most MEET_S: other calls wait for one step, this one for a whole pass."""
         ...
 
-    def stages(self, plan: StagePlan) -> StageSteps:
-        """Steps through the stages of a model, one on each rank in their order."""
+    def stages(self, plan: StagePlan, size: int) -> StageSteps:
+        """Steps through the stages of models, each of which `size` neighbours share, in their order."""
+        ...
+
+    def all_reduce_of_stage(self, flat: Tensor, size: int) -> Callable[[], None]:
+        """Begin to sum a flat float tensor in place, in rank order, over the ranks that have this rank's place in their
+        groups of `size` neighbours; the result waits. Nothing may use the tensor until then."""
+        ...
+
+    def bring(self, flat: Tensor, source: int, size: int) -> None:
+        """Copy a flat tensor from the member `source` of each group of `size` neighbours to the first one of the group.
+        Only these call it."""
         ...
 
     def links(self) -> Links:
@@ -226,8 +267,14 @@ class SingleRank:
     def meet(self) -> None:
         pass
 
-    def stages(self, plan: StagePlan) -> StageSteps:
+    def stages(self, plan: StagePlan, size: int) -> StageSteps:
         return WholeSteps(plan)
+
+    def all_reduce_of_stage(self, flat: Tensor, size: int) -> Callable[[], None]:
+        return lambda: None
+
+    def bring(self, flat: Tensor, source: int, size: int) -> None:
+        raise AssertionError("there is no other rank")
 
     def links(self) -> Links:
         return {}
@@ -322,8 +369,14 @@ class TorchRanks:
 
     def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
         """Its time counts as that of all_reduce, whose place it takes in a step."""
+        return self._begun(self._sliced(size).reduce_scatter, flat)
+
+    def _begun(
+        self, collective: Callable[[Tensor], tuple[Sequence[dist.Work], Callable[[], None]]], flat: Tensor
+    ) -> Callable[[], None]:
+        """Begin a collective in two parts; the result waits for its end."""
         with _joined(self.rank):
-            work, rest = self._sliced(size).reduce_scatter(flat)
+            work, rest = collective(flat)
 
         def finish() -> None:
             self._finish(work, ALL_REDUCE)
@@ -417,9 +470,19 @@ class TorchRanks:
             for rank in range(self.world):
                 self._store.delete_key(_met(self._num_met - 1, rank))
 
-    def stages(self, plan: StagePlan) -> StageSteps:
+    def stages(self, plan: StagePlan, size: int) -> StageSteps:
         """By torch's pipelining. Its time does not count as a wait for other ranks."""
-        return DividedSteps(plan, self.rank, self.world, lambda: _joined(self.rank), self._traffic)
+        if size == 1:
+            return WholeSteps(plan)
+        return DividedSteps(plan, self.rank, self._sliced(size).group, lambda: _joined(self.rank), self._traffic)
+
+    def all_reduce_of_stage(self, flat: Tensor, size: int) -> Callable[[], None]:
+        """Its time counts as that of all_reduce, whose place it takes in a step."""
+        return self._begun(self._sliced(size).all_reduce_of_owners, flat)
+
+    def bring(self, flat: Tensor, source: int, size: int) -> None:
+        with _joined(self.rank):
+            self._sliced(size).bring(flat, source)
 
     def links(self) -> Links:
         return links_of(self._traffic.peers)

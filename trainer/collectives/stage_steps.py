@@ -10,13 +10,21 @@ Shapes: B samples of a batch, M of a micro-batch, W width of the tower's input, 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
+
+
+class Together(NamedTuple):
+    """Some ranks, and torch's group of them; None is torch's group of all."""
+
+    members: Sequence[int]
+    process_group: dist.ProcessGroup | None
+
 
 TARGET, LOGITS = 1, 2
 """Tags of messages between the first and the last rank; those between neighbours have the tag 0."""
@@ -31,9 +39,14 @@ class StagePlan:
     width_in: int
     width_out: int
     """Widths of the first input and output; that of the last stage is T."""
+    type_in: torch.dtype
+    type_out: torch.dtype
+    """Their types; all else is float32."""
     num_tasks: int
     num_columns: int
     """K."""
+    num_told: int
+    """How many batches of a step the first rank tells the others the sizes of; 0: they know it, and there is one."""
     num_micro_batches: int
     eager_backward: bool
     """Whether the backward pass of a micro-batch is computed as soon as it can be ("1f1b")."""
@@ -43,7 +56,11 @@ class StagePlan:
 
 
 class StageSteps(Protocol):
-    """The steps of this rank. In each, rank 0 calls `lead` and the others `follow`."""
+    """The steps of this rank. In each, the first rank calls `tell`, and `lead` for each batch; the others `follow`."""
+
+    def tell(self, sizes: Sequence[int]) -> None:
+        """Tell the others the samples of each batch of a step, of which there may be none."""
+        ...
 
     def lead(self, x_BW: Tensor, beside_BT: Tensor, target_BK: Tensor) -> Tensor:
         """Run forward and backward pass of a batch through all stages; returns the logits, (B, T), without a graph.
@@ -53,7 +70,7 @@ class StageSteps(Protocol):
         ...
 
     def follow(self, num_samples: int) -> None:
-        """Take part in a step of B samples."""
+        """Take part in a step; if nothing is told, in one batch of so many samples."""
         ...
 
 
@@ -70,9 +87,13 @@ class WholeSteps:
     def __init__(self, plan: StagePlan) -> None:
         self._plan = plan
 
+    def tell(self, sizes: Sequence[int]) -> None:
+        pass
+
     def lead(self, x_BW: Tensor, beside_BT: Tensor, target_BK: Tensor) -> Tensor:
         number = self._plan.num_micro_batches
         rows = number * micro_batch_size(len(x_BW), number)
+        x_BW, beside_BT = x_BW.float(), beside_BT.float()
         leaves = _leaf(x_BW, rows), _leaf(beside_BT, rows)
         targets = torch.tensor_split(_padded(target_BK, rows), number)
         logits: list[Tensor] = []
@@ -96,45 +117,70 @@ class DividedSteps:
         self,
         plan: StagePlan,
         rank: int,
-        world: int,
+        together: Together,
         joined: Callable[[], AbstractContextManager[None]],
         traffic: CollectiveTraffic,
     ) -> None:
-        """`joined`: a context that translates errors of torch where another rank is gone."""
-        self._plan, self._rank, self._world, self._joined, self._traffic = plan, rank, world, joined, traffic
+        """`together`: the ranks that share a model, in the order of stages. `joined`: a context that translates errors
+        of torch where another rank is gone."""
+        self._plan, self._members, self._group = plan, together.members, together.process_group
+        self._stage, self._joined, self._traffic = self._members.index(rank), joined, traffic
+        self._first, self._last = self._members[0], self._members[-1]
+        self._is_last = rank == self._last
         self._schedules: dict[int, Any] = {}
         """By the size of micro-batches: at most eight for each power of two up to the largest batch."""
 
+    def tell(self, sizes: Sequence[int]) -> None:
+        if self._plan.num_told:
+            self._told(torch.tensor([*sizes, *[0] * (self._plan.num_told - len(sizes))]))
+
+    def _told(self, sizes: Tensor) -> list[int]:
+        """Collective: the sizes that the first rank has."""
+        with self._joined():
+            dist.broadcast(sizes, self._first, group=self._group)
+        for member in self._members[1:] if self._stage == 0 else ():
+            self._traffic.exchange(member, sizes.nbytes, 0)
+        if self._stage:
+            self._traffic.exchange(self._first, 0, sizes.nbytes)
+        return [int(size) for size in sizes if size]
+
     def lead(self, x_BW: Tensor, beside_BT: Tensor, target_BK: Tensor) -> Tensor:
-        num_samples, last = len(x_BW), self._world - 1
+        num_samples, last = len(x_BW), self._last
         size = micro_batch_size(num_samples, self._plan.num_micro_batches)
         rows = size * self._plan.num_micro_batches
+        x_BW, beside_BT = x_BW.float(), beside_BT.float()
         leaves = _leaf(x_BW, rows), _leaf(beside_BT, rows)
         target = _padded(target_BK, rows)
         logits_BT = torch.empty((rows, self._plan.num_tasks))
         with self._joined():
-            sending = dist.isend(target, last, tag=TARGET)
+            sending = dist.isend(target, last, group=self._group, tag=TARGET)
             self._schedule(size).step(*leaves)
             assert sending is not None, "this rank is in the group"
             sending.wait()
-            dist.recv(logits_BT, last, tag=LOGITS)
+            dist.recv(logits_BT, last, group=self._group, tag=LOGITS)
         self._count(rows)
         self._traffic.exchange(last, target.nbytes, logits_BT.nbytes)
         _backward((x_BW, beside_BT), leaves)
         return logits_BT[:num_samples]
 
     def follow(self, num_samples: int) -> None:
+        told = self._plan.num_told
+        for each in self._told(torch.zeros(told, dtype=torch.int64)) if told else [num_samples]:
+            self._follow(each)
+
+    def _follow(self, num_samples: int) -> None:
+        """Take part in a batch."""
         size = micro_batch_size(num_samples, self._plan.num_micro_batches)
         rows = size * self._plan.num_micro_batches
         with self._joined():
-            if self._rank < self._world - 1:
+            if not self._is_last:
                 self._schedule(size).step()
             else:
                 target = torch.empty((rows, self._plan.num_columns))
-                dist.recv(target, 0, tag=TARGET)
+                dist.recv(target, self._first, group=self._group, tag=TARGET)
                 logits_BT = self._schedule(size).step(target=target).detach().contiguous()
-                dist.send(logits_BT, 0, tag=LOGITS)
-                self._traffic.exchange(0, logits_BT.nbytes, target.nbytes)
+                dist.send(logits_BT, self._first, group=self._group, tag=LOGITS)
+                self._traffic.exchange(self._first, logits_BT.nbytes, target.nbytes)
         self._count(rows)
 
     def _schedule(self, size: int) -> Any:
@@ -143,28 +189,30 @@ class DividedSteps:
             from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # slow to import
 
             plan = self._plan
-            given = _like(size, (plan.width_in, plan.num_tasks))
-            last = self._rank == self._world - 1
-            returned = _like(size, (plan.num_tasks,) if last else (plan.width_out, plan.num_tasks))
+            beside = plan.num_tasks, torch.float32
+            given = _like(size, (plan.width_in, plan.type_in), beside)
+            returned = _like(size, beside) if self._is_last else _like(size, (plan.width_out, plan.type_out), beside)
+            cpu, num_stages = torch.device("cpu"), len(self._members)
             stage = PipelineStage(
-                plan.stage, self._rank, self._world, torch.device("cpu"), input_args=given, output_args=returned
+                *(plan.stage, self._stage, num_stages, cpu), input_args=given, output_args=returned, group=self._group
             )
-            eager = plan.eager_backward and plan.num_micro_batches >= self._world
+            eager = plan.eager_backward and plan.num_micro_batches >= num_stages
             kind = Schedule1F1B if eager else ScheduleGPipe
             self._schedules[size] = kind(stage, plan.num_micro_batches, loss_fn=plan.loss, scale_grads=False)
         return self._schedules[size]
 
     def _count(self, rows: int) -> None:
         """Count the bytes of a step: activations to the next rank and their gradients back, in both directions."""
-        widths = {self._rank - 1: self._plan.width_in, self._rank + 1: self._plan.width_out}
-        for peer, width in widths.items():
-            if 0 <= peer < self._world:
-                num_bytes = 4 * rows * (width + self._plan.num_tasks)
-                self._traffic.exchange(peer, num_bytes, num_bytes)
+        plan = self._plan
+        sides = {self._stage - 1: (plan.width_in, plan.type_in), self._stage + 1: (plan.width_out, plan.type_out)}
+        for stage, (width, kind) in sides.items():
+            if 0 <= stage < len(self._members):
+                num_bytes = rows * (kind.itemsize * width + 4 * plan.num_tasks)
+                self._traffic.exchange(self._members[stage], num_bytes, num_bytes)
 
 
-def _like(size: int, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    return tuple(torch.empty((size, width), requires_grad=True) for width in widths)
+def _like(size: int, *columns: tuple[int, torch.dtype]) -> tuple[Tensor, ...]:
+    return tuple(torch.empty((size, width), dtype=kind, requires_grad=True) for width, kind in columns)
 
 
 def _padded(values_BK: Tensor, rows: int) -> Tensor:

@@ -23,6 +23,7 @@ SUMS: Mapping[str, type[GradientSums]] = {"dgc": DgcSums, "powersgd": PowerSgdSu
 
 
 class AllReduceDense(DenseStrategy):
+    _flat: FlatParameters
     _optimizer: FlatOptimizer
 
     def __init__(

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from headrace.errors import HeadraceError
 from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.models.calibration import NAME as CALIBRATION
 
 HEAD = 4
 """Floats of a message before its sums: number of ranks with a batch, layer, its square, number of values."""
@@ -43,7 +44,8 @@ class Buffers:
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._model, self._ranks = model, ranks
-        self._any = bool(self._now())
+        own = self._now()
+        self._any, self._in_steps = bool(own), any(not name.startswith(f"{CALIBRATION}.") for name in own)
         self._saved: dict[str, Tensor] = {}
 
     def _now(self) -> dict[str, Tensor]:
@@ -52,7 +54,7 @@ class Buffers:
 
     def save(self) -> None:
         """Copy the values before the forward pass of a step."""
-        if self._any:
+        if self._in_steps:
             self._saved = {name: value.detach().clone() for name, value in self._now().items()}
 
     def restore(self) -> None:

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headrace.config import MAX_FLOAT32
 from headrace.errors import BadInput
-from headrace.pserver.config import MAX_FLOAT32
 from headrace.trainer.collectives.divided_softmax import SLICE_CLASSES, ClassRows
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, within
@@ -32,6 +32,8 @@ STEPS = PREFIX + "steps"
 class ClassSlices(DenseStrategy):
     """Comes before the strategy of all other parameters in the order of base classes: see `with_classes`."""
 
+    gathers = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -46,6 +48,7 @@ class ClassSlices(DenseStrategy):
         self._rows, self._learns = rows, config.optimizer
         self._of_classes = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
         self._vectors_of_classes = config.optimizer.vector_names
+        self._gathered: Tensor | None = None
         self._hear_hashes()
 
     def set_lr(self, lr: float) -> None:
@@ -56,10 +59,20 @@ class ClassSlices(DenseStrategy):
     def clear(self) -> None:
         super().clear()
         self._rows.clear()
+        self._gathered = None
 
     def finite(self) -> bool:
         gradient = self._rows.gradient_KV
         return super().finite() and (gradient is None or not gradient.numel() or within(gradient, MAX_FLOAT32))
+
+    def communicates(self, step: int) -> bool:
+        """On every rank, so that each hears the scale of the loss."""
+        return True
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        super().after_backward(step, loss_scale)
+        if loss_scale != 1 and self._rows.gradient_KV is not None:
+            self._rows.gradient_KV /= loss_scale
 
     def step(self) -> None:
         super().step()
@@ -124,12 +137,21 @@ class ClassSlices(DenseStrategy):
     def consolidate(self) -> dict[str, Tensor]:
         """Rank 0 gets the classes of all ranks."""
         found = super().consolidate() | self._class_counts()
-        state = self._class_state()
+        return found | self._of_all_ranks(self._class_state())
+
+    def _of_all_ranks(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Collective: on rank 0 the classes of all ranks, (N, V) each; nothing elsewhere."""
         heard = self._ranks.gather({name: each.detach().cpu().numpy().reshape(-1) for name, each in state.items()})
-        for name in state if heard is not None else ():
-            whole = np.concatenate([each[name] for each in heard or ()])
-            found[name] = torch.from_numpy(whole).view(-1, self._rows.dim)
-        return found
+        if heard is None:
+            return {}
+        wholes = {name: np.concatenate([each[name] for each in heard]) for name in state}
+        return {name: torch.from_numpy(whole).view(-1, self._rows.dim) for name, whole in wholes.items()}
+
+    def gather(self) -> None:
+        self._gathered = self._of_all_ranks({WEIGHTS: self._rows.weights_NV}).get(WEIGHTS)
+
+    def published(self) -> Mapping[str, Tensor] | None:
+        return None if self._gathered is None else {**self.tensors(), WEIGHTS: self._gathered}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Collective. Without classes in `tensors` they stay as they are."""

@@ -3,7 +3,8 @@
 A rank adds its gradient to its velocity (momentum correction), and its velocity to its residual. It sends the k largest
 numbers of the residual with their indices, and sets those of residual and velocity to 0 (factor masking). All ranks add
 what they get in rank order; the optimizer then has no momentum. Where k is all, nothing is late, so velocities stay.
-The gradient of a rank is clipped before, to clip_norm / sqrt(ranks) (local clipping).
+The gradient of a rank is clipped before, to clip_norm / sqrt(ranks) (local clipping). Then a rank adds its part of a
+weight decay that passes through the momentum, so that it is not missing where nothing is sent (decay correction).
 
 Source: Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018. There k is a share of each layer, here of the
 buffer. Velocities and residuals belong to ranks; on another number of ranks each begins with an equal part of the sum.
@@ -15,12 +16,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from headrace.pserver.config import MAX_FLOAT32
+from headrace.config import MAX_FLOAT32
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatParameters, clip, within
 from headrace.trainer.dense.gradient_sums import CompleteSums
 from headrace.trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
 from headrace.trainer.dense_config import DenseSection, DgcSection
+from headrace.trainer.dense_optimizers import DecayingOptimizer
 
 STEPS = "dgc.steps"
 """Name of the count of steps in commits."""
@@ -31,6 +33,13 @@ MAX_FLOATS = 1 << 31
 
 def num_sent(config: DgcSection, num_floats: int, step: int) -> int:
     """How many numbers of so many a rank sends in a step; steps count from 0."""
+    if step < config.begin:
+        return num_floats
+    step -= config.begin
+    if config.stages:
+        warming = step < config.warmup_steps
+        sparsity = config.stages[len(config.stages) * step // config.warmup_steps] if warming else config.sparsity
+        return max(1, round(num_floats * (1 - sparsity)))
     stage = WARMUP_STAGES
     if step < config.warmup_steps:
         stage = 1 + WARMUP_STAGES * step // config.warmup_steps
@@ -66,7 +75,11 @@ class DgcSums(CompleteSums):
         super().__init__(flat, ranks, config, seed)
         self._config = config.dgc or DgcSection()
         self._clip_norm = None if config.clip_norm is None else config.clip_norm / math.sqrt(ranks.world)
-        self._momentum, _ = config.optimizer.split_momentum()
+        optimizer = config.optimizer
+        self._momentum, _ = optimizer.split_momentum()
+        self._flat = flat
+        self._local = optimizer if isinstance(optimizer, DecayingOptimizer) and optimizer.local_decay else None
+        """The optimizer whose weight decay ranks apply."""
         self._bucket_floats = config.bucket_bytes // gradient.element_size()
         self.residual = torch.zeros_like(gradient)
         self.velocity = torch.zeros_like(gradient if self._momentum else gradient[:0])
@@ -85,6 +98,8 @@ class DgcSums(CompleteSums):
             return False
         if self._clip_norm is not None:
             clip(own, torch.linalg.vector_norm(own), self._clip_norm)
+        if self._local is not None:
+            self._local.add_decay(own, self._flat.weights, self._flat.segments, 1 / self._ranks.world)
         if self._momentum:
             own.add_(self.velocity * self._momentum)
         torch.add(self.residual, own, out=self._all)

@@ -10,28 +10,32 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from headrace.config import MAX_FLOAT32
 from headrace.errors import BadInput, SpecError
-from headrace.pserver.config import MAX_FLOAT32
-from headrace.trainer.dense_optimizers import DenseOptimizer, Segments
+from headrace.trainer.dense_optimizers import DenseOptimizer, Place, Segments
+from headrace.trainer.models.calibration import NAME as CALIBRATION
 
 ALIGN_FLOATS = 16
 
 
-class FlatParameters:
-    """The buffer holds parameters in the order of the module."""
+class NamedTensors:
+    """The parameters of a rank that learn, in the order of the module, and all tensors that commits name."""
+
+    gradient: Tensor
+    """Of what this rank learns."""
+    segments: Segments
+    """Begin and end of each parameter in the flat buffer that commits have."""
 
     def __init__(
         self,
         model: nn.Module,
         more: Mapping[str, nn.Parameter] | None = None,
-        multiple: int = 1,
         *,
         foreign: Collection[str] = (),
         absent: Collection[str] = (),
     ) -> None:
-        """`more`: parameters by name that learn with the model's and are not part of its module. The buffers' length
-        is a multiple of `multiple`. `foreign`: names of parameters that other ranks learn, which are not in the
-        buffers; `absent`: those of them that have no values on this rank.
+        """`more`: parameters by name that learn with the model's and are not part of its module. `foreign`: names of
+        parameters that other ranks learn; `absent`: those of them that have no values on this rank.
 
         Raises SpecError for a name that the module also has.
         """
@@ -42,39 +46,7 @@ class FlatParameters:
         self.more = self._more.keys()
         """The names in `more`."""
         self.parameters = {name: each for name, each in named if each.requires_grad and name not in foreign}
-        """By name, in the order of the buffer."""
-        parameters = list(self.parameters.values())
-        device = parameters[0].device if parameters else torch.device("cpu")
-        begins, total = begins_of([parameter.numel() for parameter in parameters])
-        self.length = total
-        """Floats that parameters use; the rest of the buffers is 0."""
-        total = -(-total // multiple) * multiple
-        self.weights = torch.zeros(total, device=device)
-        self.gradient = torch.zeros(total, device=device)
-        """Backward adds to it."""
-        self.segments = [(begin, begin + each.numel()) for begin, each in zip(begins, parameters, strict=True)]
-        """Begin and end of each parameter."""
-        self._ends = {id(each): begin + each.numel() for each, begin in zip(parameters, begins, strict=True)}
-        for parameter, begin in zip(parameters, begins, strict=True):
-            view = self.weights[begin : begin + parameter.numel()].view_as(parameter)
-            view.copy_(parameter.data)
-            parameter.data = view
-            parameter.grad = self.gradient[begin : begin + parameter.numel()].view_as(parameter)
-
-    def end_of(self, parameter: nn.Parameter) -> int:
-        """One past the last float of a parameter in the buffers."""
-        return self._ends[id(parameter)]
-
-    def clear(self) -> None:
-        """Set the gradient to 0."""
-        if self.gradient.is_cuda:
-            self.gradient.zero_()
-        else:  # torch would wake a second thread for this, and wait
-            self.gradient.numpy().fill(0)
-
-    def finite(self, world: float) -> bool:
-        """Whether the gradient has finite numbers only, and so small ones that `world` times as much is finite."""
-        return not self.gradient.numel() or within(self.gradient, MAX_FLOAT32 / world)
+        """By name."""
 
     def _held(self) -> Mapping[str, Tensor]:
         """Weights and buffers. They are read anew each time: a model may replace the tensor of a buffer."""
@@ -86,9 +58,17 @@ class FlatParameters:
         return {f"model.{name}": value.detach() for name, value in self._held().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy weights and buffers from `tensors`, which may hold others, too. Raises BadInput for another model."""
+        """Copy weights and buffers from `tensors`, which may hold others, too. Raises BadInput for another model.
+
+        A calibration that the other model lacks begins anew; one that this model lacks is dropped (`train.calibrate`).
+        """
         own = {f"model.{name}": value for name, value in self._held().items()}
         saved = {name: value for name, value in tensors.items() if name.startswith("model.")}
+        begins = f"model.{CALIBRATION}."
+        own, saved = (
+            {name: value for name, value in each.items() if name in other or not name.startswith(begins)}
+            for each, other in ((own, saved), (saved, own))
+        )
         if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
             differ = sorted(
                 n for n in {*own, *saved} if n not in own or n not in saved or own[n].shape != saved[n].shape
@@ -101,14 +81,65 @@ class FlatParameters:
             if name.removeprefix("model.") not in self._absent:
                 value.detach().copy_(saved[name])
 
+    def clear(self) -> None:
+        """Set the gradient to 0."""
+        raise NotImplementedError
+
+    def finite(self, world: float) -> bool:
+        """Whether the gradient has finite numbers only, and so small ones that `world` times as much is finite."""
+        return not self.gradient.numel() or within(self.gradient, MAX_FLOAT32 / world)
+
+
+class FlatParameters(NamedTensors):
+    """All parameters in one buffer, and their gradients in another, to which backward adds."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        more: Mapping[str, nn.Parameter] | None = None,
+        multiple: int = 1,
+        *,
+        foreign: Collection[str] = (),
+        absent: Collection[str] = (),
+    ) -> None:
+        """As NamedTensors; `foreign` ones are not in the buffers, whose length is a multiple of `multiple`."""
+        super().__init__(model, more, foreign=foreign, absent=absent)
+        parameters = list(self.parameters.values())
+        device = parameters[0].device if parameters else torch.device("cpu")
+        begins, total = begins_of([parameter.numel() for parameter in parameters])
+        self.length = total
+        """Floats that parameters use; the rest of the buffers is 0."""
+        total = -(-total // multiple) * multiple
+        self.weights = torch.zeros(total, device=device)
+        self.gradient = torch.zeros(total, device=device)
+        places = [(begin, begin + each.numel()) for begin, each in zip(begins, parameters, strict=True)]
+        self.segments = Segments(places, list(self.parameters))
+        self._ends = {id(each): begin + each.numel() for each, begin in zip(parameters, begins, strict=True)}
+        for parameter, begin in zip(parameters, begins, strict=True):
+            view = self.weights[begin : begin + parameter.numel()].view_as(parameter)
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = self.gradient[begin : begin + parameter.numel()].view_as(parameter)
+
+    def end_of(self, parameter: nn.Parameter) -> int:
+        """One past the last float of a parameter in the buffers."""
+        return self._ends[id(parameter)]
+
+    def clear(self) -> None:
+        if self.gradient.is_cuda:
+            self.gradient.zero_()
+        else:  # torch would wake a second thread for this, and wait
+            self.gradient.numpy().fill(0)
+
 
 class FlatOptimizer:
     """The optimizer of one flat buffer of weights."""
 
-    def __init__(self, weights: Tensor, config: DenseOptimizer, segments: Segments = ()) -> None:
+    def __init__(self, weights: Tensor, config: DenseOptimizer, segments: Sequence[Place] = ()) -> None:
         """`segments` are needed where `config` needs whole parameters."""
         assert segments or not (config.whole and len(weights)), "it needs whole parameters, not slices"
-        self._weights, self._config, self._segments, self.lr = weights.detach(), config, segments, config.lr
+        self._weights, self._config, self.lr = weights.detach(), config, config.lr
+        self._segments = segments if isinstance(segments, Segments) else Segments(segments)
         self.state = config.first_state(self._weights)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from headrace.pserver.config import MAX_FLOAT32
+from headrace.config import MAX_FLOAT32
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatParameters, within
 from headrace.trainer.dense.rank_tensors import RESIDUAL, RankTensors

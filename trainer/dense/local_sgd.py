@@ -88,6 +88,7 @@ def next_interval(first_k: int, loss_ratio: float, lr_ratio: float) -> int:
 class LocalSgdDense(DenseStrategy):
     """A rank learns from its own gradient, and averages when its schedule says so."""
 
+    _flat: FlatParameters
     _optimizer: FlatOptimizer
 
     def __init__(

@@ -1,8 +1,11 @@
 """The dense strategy "pipeline": each trainer has the layers of one stage of the model, and learns them.
 
-Batches pass through the stages in micro-batches (trainer.collectives.stage_steps); rank 0 has the first stage, and what
-is not in the tower. At the end of a pass rank 0 gets the weights of all stages, so that it commits, exports and
-predicts with the whole model. The others hold only their own. Commits are those of "all_reduce".
+Batches pass through the stages in micro-batches (trainer.collectives.stage_steps); the first trainer has the first
+stage, and what is not in the tower. At the end of a pass it gets the weights of all stages, so that it commits, exports
+and predicts with the whole model. The others hold only their own. Commits are those of "all_reduce".
+
+With `pipeline.stages` there are several models side by side, each on so many neighbouring trainers. They learn from
+different events: gradients of a stage are summed over the trainers that have it, in rank order.
 
 Shapes: M samples of a micro-batch, T tasks.
 
@@ -12,7 +15,8 @@ Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using P
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Protocol
 
@@ -26,7 +30,7 @@ from headrace.pserver.protocol.shards import F32
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.batch_norms import evaluating
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, begins_of, clip
-from headrace.trainer.dense.strategy import PREFIX, Around, DenseStrategy, Parameters, state_in
+from headrace.trainer.dense.strategy import PREFIX, Around, Awaiting, DenseStrategy, Parameters, state_in
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import STEP
 from headrace.trainer.models.contract import Declared
@@ -90,30 +94,39 @@ def divided(costs: Sequence[int], num_stages: int, last: int = 0) -> list[range]
 class Stage(nn.Module):
     """The blocks of one trainer; the last one leaves the tower."""
 
-    def __init__(self, tower: Blocks, number: int, num_stages: int) -> None:
-        """The stage `number` of so many."""
+    def __init__(self, tower: Blocks, number: int, num_stages: int, surroundings: Awaiting = nullcontext) -> None:
+        """The stage `number` of so many. `surroundings`: of each forward pass."""
         super().__init__()
         ranges = divided([_num_weights(each) for each in tower.blocks], num_stages, _num_weights(tower.leave))
-        widths = _widths(tower)
+        widths, types = _between(tower, surroundings)
         mine = ranges[number]
+        self.number, self.surroundings = number, surroundings
         self.blocks = nn.ModuleList([tower.blocks[at] for at in mine])
         self.leave = tower.leave if number == num_stages - 1 else None
-        self.width_in = widths[mine.start]
-        """Length of the input, and"""
-        self.width_out = widths[mine.stop] if self.leave is None else widths[-1]
+        self.width_in, self.type_in = widths[mine.start], types[mine.start]
+        """Length and type of the input, and"""
+        end = len(tower.blocks) + 1 if self.leave is not None else mine.stop
+        self.width_out, self.type_out = widths[end], types[end]
         """of the output."""
+        self.parts: Sequence[Callable[[Tensor], Tensor]] = self.layers
+        """They compute what `layers` compute, one after another."""
         held = [*((at, tower.blocks[n]) for at, each in enumerate(ranges) for n in each), (num_stages - 1, tower.leave)]
         self.numbers = {id(each): at for at, module in held for each in module.parameters()}
         """The stage of each parameter of the tower, by the parameter's identity."""
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The blocks, and what leaves the tower."""
+        return [*self.blocks, *([] if self.leave is None else [self.leave])]
+
     def forward(self, x_MI: Tensor, beside_MT: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         """(M, in), (M, T) -> (M, out), (M, T); the last stage returns the logits, (M, T)."""
-        for block in self.blocks:
-            x_MI = block(x_MI)
-        if self.leave is not None:
-            logits_MT: Tensor = self.leave(x_MI) + beside_MT
-            return logits_MT
-        return x_MI if len(self.blocks) else x_MI.clone(), beside_MT.clone()
+        with self.surroundings():
+            for part in self.parts:
+                x_MI = part(x_MI)
+            if self.leave is not None:
+                return (x_MI + beside_MT).float()
+            return x_MI if len(self.blocks) else x_MI.clone(), beside_MT.clone()
 
 
 def _num_weights(module: nn.Module) -> int:
@@ -121,21 +134,23 @@ def _num_weights(module: nn.Module) -> int:
     return sum(each.numel() for each in module.parameters())
 
 
-def _widths(tower: Blocks) -> list[int]:
-    """Length of the input of each block, of that of `leave`, and of its output."""
-    found = [tower.width]
+def _between(tower: Blocks, surroundings: Awaiting) -> tuple[list[int], list[torch.dtype]]:
+    """Lengths and types of the input of each block, of that of `leave`, and of the logits."""
     modules = [*tower.blocks, tower.leave]
-    with torch.no_grad(), evaluating(part for each in modules for part in each.modules()):
-        x_1I = torch.zeros((1, tower.width))
+    x_1I = torch.zeros((1, tower.width))
+    widths, types = [tower.width], [x_1I.dtype]
+    with torch.no_grad(), surroundings(), evaluating(part for each in modules for part in each.modules()):
         for module in modules:
             x_1I = module(x_1I)
-            found.append(x_1I.shape[1])
-    return found
+            widths.append(x_1I.shape[1])
+            types.append(x_1I.dtype)
+    return widths, [*types[:-1], torch.float32]
 
 
 class PipelineDense(DenseStrategy):
     """A rank learns the parameters of its stage; rank 0 gets those of all when a pass ends."""
 
+    _flat: FlatParameters
     _optimizer: FlatOptimizer
 
     def __init__(
@@ -147,11 +162,13 @@ class PipelineDense(DenseStrategy):
         around: Around = Around(),  # noqa: B008 - frozen
     ) -> None:
         """Raises SpecError for a model that has no stages."""
-        self.stage = _stage_of(model, ranks)
+        config.check_trainers(ranks.world)
+        self._num_stages = config.num_stages(ranks.world)
+        self.stage = _stage_of(model, ranks, self._num_stages, around.types)
         every = {name: each for name, each in (*model.named_parameters(), *(more or {}).items()) if each.requires_grad}
         self._owners = {name: self.stage.numbers.get(id(each), 0) for name, each in every.items()}
-        """The rank that learns each parameter, in the order of commits."""
-        foreign = {name for name, owner in self._owners.items() if owner != ranks.rank}
+        """The stage that learns each parameter, in the order of commits."""
+        foreign = {name for name, owner in self._owners.items() if owner != self.stage.number}
         self._sizes = {name: each.numel() for name, each in every.items()}
         """Floats of all parameters, in the order of commits."""
         begins, self._length = begins_of(list(self._sizes.values()))
@@ -161,7 +178,8 @@ class PipelineDense(DenseStrategy):
         self._digest = _combined(
             self._sizes, _hashes({name: {"": each.detach().numpy().reshape(-1)} for name, each in every.items()}, every)
         )
-        absent = foreign if ranks.rank else set()
+        absent = foreign if self.stage.number else set()
+        self._sum: Callable[[], None] = lambda: None
         super().__init__(model, config, ranks, FlatParameters(model, more, foreign=foreign, absent=absent))
         self._every = every
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
@@ -169,24 +187,29 @@ class PipelineDense(DenseStrategy):
             every[name].data = torch.zeros(()).expand(every[name].shape)  # its shape stays, without memory
 
     def communicates(self, step: int) -> bool:
-        """Gradients are where they are needed when the backward pass is done."""
-        return False
+        """On every rank, so that each hears the scale of the loss."""
+        return True
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        assert loss_scale == 1, "there is no float16"
+        """Begins to sum the gradients of a stage over the trainers that have it."""
+        if loss_scale != 1:
+            self._grad.div_(loss_scale)
+        if self._grad.numel():
+            self._sum = self._ranks.all_reduce_of_stage(self._grad, self._num_stages)
 
     def wait(self) -> None:
-        """With `clip_norm` ranks meet here, for the norm of the gradients of all stages."""
+        """For the sums. With `clip_norm` ranks meet here, for the norm of the gradients of all stages."""
+        self._sum()
         if self._config.clip_norm is None:
             return
         squares = np.zeros(len(self._places))
-        for name, (begin, end) in self._own():
+        for name, (begin, end) in self._own() if self._ranks.rank < self._num_stages else ():
             squares[self._places[name]] = float(torch.linalg.vector_norm(self._grad[begin:end])) ** 2
         norm = math.sqrt(self._ranks.sum_floats(squares).sum())
         clip(self._grad, torch.tensor(norm, dtype=torch.float32), self._config.clip_norm)
 
     def finite(self) -> bool:
-        return self._flat.finite(1)
+        return self._flat.finite(self._ranks.world // self._num_stages)
 
     def step(self) -> None:
         if self._grad.numel():
@@ -208,13 +231,17 @@ class PipelineDense(DenseStrategy):
         return {name: {key: array[begin:end] for key, array in arrays.items()} for name, (begin, end) in self._own()}
 
     def flush(self) -> None:
-        """Rank 0 gets the weights of all stages; all ranks get the hash of weights and state."""
+        """The first trainer of each model gets the weights of all stages; all get the hash of weights and state."""
         parts = self._parts()
         heard = self._ranks.gather({"hashes": _hashes(parts, parts)})
-        for name, weights in self._of_others(parts, ""):
-            self._every[name].detach().numpy()[...] = weights.reshape(self._every[name].shape)
+        for name, owner in self._owners.items():
+            if owner and self.stage.number in (0, owner):
+                self._ranks.bring(self._every[name].detach().view(-1), owner, self._num_stages)
         told = None
         if heard is not None:
+            by_stage = [heard[at :: self._num_stages] for at in range(self._num_stages)]
+            same = all(np.array_equal(each["hashes"], first["hashes"]) for first, *rest in by_stage for each in rest)
+            assert same, "trainers with the same stage learn the same"
             left = [iter(each["hashes"].reshape(-1, 32)) for each in heard]
             told = {"dense": _combined(self._sizes, np.concatenate([next(left[at]) for at in self._owners.values()]))}
         self._digest = self._ranks.broadcast(told)["dense"]
@@ -275,7 +302,7 @@ class PipelineDense(DenseStrategy):
         return self._digest
 
 
-def _stage_of(model: nn.Module, ranks: Ranks) -> Stage:
+def _stage_of(model: nn.Module, ranks: Ranks, num_stages: int, types: Awaiting) -> Stage:
     """The stage of this rank. Raises SpecError."""
     kind, declared = type(model).__name__, Declared.of(model)
     if declared.tower is None:
@@ -295,9 +322,9 @@ def _stage_of(model: nn.Module, ranks: Ranks) -> Stage:
         )
     if any(value.device.type != "cpu" for value in state.values()):
         raise SpecError('dense.strategy = "pipeline" works on CPUs only: set "cpu"', "train.device")
-    stage = Stage(declared.tower(), ranks.rank, ranks.world)
+    stage = Stage(declared.tower(), ranks.rank % num_stages, num_stages, types)
     if not len(stage.blocks):
-        log.warning("trainer %d has no block of the tower: there are fewer blocks than trainers", ranks.rank)
+        log.warning("trainer %d has no block of the tower: there are fewer blocks than stages", ranks.rank)
     return stage
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.pserver.config import MAX_FLOAT32
+from headrace.config import MAX_FLOAT32
 from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatParameters, within

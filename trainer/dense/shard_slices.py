@@ -17,7 +17,7 @@ from headrace.deadline import Deadline
 from headrace.pserver.config import DENSE_SLICES, SLICE_FLOATS
 from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.trainer.collectives.ranks import Ranks
-from headrace.trainer.dense.flat_parameters import FlatParameters
+from headrace.trainer.dense.flat_parameters import FlatParameters, clip
 from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.models.contract import Declared
@@ -60,6 +60,8 @@ def _ignore(_end: int) -> None:
 
 
 class ShardDense(DenseStrategy):
+    _flat: FlatParameters
+
     def __init__(
         self,
         model: nn.Module,
@@ -72,6 +74,8 @@ class ShardDense(DenseStrategy):
         assert around.shards is not None, "they keep the slices"
         self._initial = self._flat.weights.clone()
         self._shards, self._step_s, self._awaiting = around.shards, around.step_s, around.awaiting
+        clips = config.clip_norm is not None and len(self._initial) > 0
+        self._sums_for_norm = clips and around.in_step and ranks.world > 1
         num_slices = len(self._initial) // SLICE_FLOATS
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
@@ -128,13 +132,21 @@ class ShardDense(DenseStrategy):
         return {DENSE_SLICES: Gradients(grads_SF, self._no_counts_S, self._no_counts_S)}
 
     def communicates(self, step: int) -> bool:
-        """Trainers exchange nothing with each other."""
-        return False
+        """Trainers that take each step together sum their gradients for `clip_norm`, which is that of the sum."""
+        return self._sums_for_norm
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """The gradient stays this rank's own."""
+        """The gradient stays this rank's own. Of trainers that do not wait for each other each clips its own."""
+        own = self._flat.gradient
         if loss_scale != 1:
-            self._flat.gradient.div_(loss_scale)
+            own.div_(loss_scale)
+        if self._config.clip_norm is None or not len(own):
+            return
+        total = own
+        if self._sums_for_norm:
+            total = own.clone()
+            self._ranks.all_reduce(total)()
+        clip(own, torch.linalg.vector_norm(total), self._config.clip_norm)
 
     def flush(self) -> None:
         """Reads the slices once more, since the last push of a rank asks for no rows."""

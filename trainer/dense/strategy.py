@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.batch_norms import Buffers
-from headrace.trainer.dense.flat_parameters import FlatOptimizer, FlatParameters, digest_of
+from headrace.trainer.dense.flat_parameters import FlatOptimizer, NamedTensors, digest_of
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.dense_optimizers import check_no_decay
 from headrace.trainer.models.contract import Declared
 
 PREFIX = "optimizer."
@@ -27,6 +28,7 @@ PREFIX = "optimizer."
 Parameters = Mapping[str, nn.Parameter]
 """By name."""
 Awaiting = Callable[[], AbstractContextManager[None]]
+"""Makes a context."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class Around:
     """Makes the context of each wait for slices of the dense part."""
     seed: int = 0
     """Of the job."""
+    forwards: int = 1
+    """Forward passes for each batch that is learnt."""
+    types: Awaiting = nullcontext
+    """Makes the context of each forward pass: the types in which operations compute (`train.amp`)."""
+    in_step: bool = True
+    """Whether trainers take each step together (pserver.consistency.policy)."""
 
 
 class DenseStrategy:
@@ -54,10 +62,13 @@ class DenseStrategy:
     optimizer are whole on every rank.
     """
 
+    gathers = False
+    """Whether rank 0 lacks parts of the model, which `gather` brings."""
     _optimizer: FlatOptimizer | None = None
 
-    def __init__(self, model: nn.Module, config: DenseSection, ranks: Ranks, flat: FlatParameters) -> None:
+    def __init__(self, model: nn.Module, config: DenseSection, ranks: Ranks, flat: NamedTensors) -> None:
         """`flat`: the parameters that this rank learns."""
+        check_no_decay(config.optimizer, [*(name for name, _ in model.named_parameters()), *flat.more])
         self._flat, self._grad, self._config, self._ranks = flat, flat.gradient, config, ranks
         self._state_names = config.optimizer.state_names
         """Names of the optimizer's state, which `load` continues."""
@@ -65,9 +76,9 @@ class DenseStrategy:
         """The model's buffers."""
 
     @property
-    def one_reader(self) -> bool:
-        """Whether rank 0 alone reads events, and the other ranks have no batches."""
-        return self._config.kind.in_stages
+    def num_stages(self) -> int:
+        """Number of neighbouring ranks that share a model: the first of each group has the batches of all."""
+        return self._config.num_stages(self._ranks.world)
 
     @property
     def slices(self) -> Mapping[str, Keys]:
@@ -96,6 +107,11 @@ class DenseStrategy:
         From here on a strategy may exchange what is complete. Where it does, `finite` is collective, and called on
         every rank; the sums of a step that is skipped are dropped.
         """
+
+    def predicting(self) -> AbstractContextManager[None]:
+        """Around the forward passes of a step that is only predicted, on every rank; collective where weights are
+        divided."""
+        return nullcontext()
 
     def note(self, share: float, loss: float) -> None:
         """This rank's part of the samples of the step, 0 to 1, and of its loss; before `finite`, on every rank.
@@ -135,6 +151,13 @@ class DenseStrategy:
                 found[PREFIX + name] = torch.as_tensor(value)
         return found
 
+    def gather(self) -> None:
+        """Collective, between passes: rank 0 gets the weights that it lacks, until the next step."""
+
+    def published(self) -> Mapping[str, Tensor] | None:
+        """Rank 0: as `tensors`, with the weights of all ranks; None where they are to be gathered first."""
+        return self.tensors()
+
     def consolidate(self) -> dict[str, Tensor]:
         """Collective, between passes, for a version that is committed: on rank 0, all that `load` needs, by name.
 
@@ -169,7 +192,7 @@ def dense_strategy(
     Raises SpecError for a strategy that is not known, and for a parameter of `more` that has the name of a model's
     tensor.
     """
-    module, _, name = config.kind.implementation.partition(":")
+    module, _, name = config.kind.class_of(config).partition(":")
     strategy: type[DenseStrategy] = getattr(import_module(module), name)
     if Declared.of(model).class_rows is not None:
         from headrace.trainer.dense.class_slices import with_classes

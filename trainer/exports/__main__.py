@@ -26,8 +26,9 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import Failpoint, arm
 from headrace.lifecycle import run_to_end
 from headrace.trainer.exports.destination import STAGES
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
 from headrace.trainer.exports.exporter import export
-from headrace.trainer.exports.exporter_process import ExportAnswer, ExporterConfig, ExportRequest
+from headrace.trainer.exports.exporter_process import ExporterConfig
 from headrace.trainer.journal.log import Superseded
 from headrace.trainer.journal.log_file import newest_generation
 
@@ -74,7 +75,7 @@ def answer_request(line: str, config: ExporterConfig) -> ExportAnswer:
     try:
         request = ExportRequest.model_validate_json(line)
         name = request.name
-        with exclusive_turn(config, Deadline.after(request.section.deadline)):
+        with exclusive_turn(config, Deadline.after(request.section.try_s)):
             scratch = config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}"
             return export(request, scratch, config.generation)
     except HeadraceError as error:

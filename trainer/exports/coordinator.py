@@ -25,7 +25,10 @@ from headrace.durable import REAL, writing
 from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.trainer.checkpoint.commits import Commit, Commits
-from headrace.trainer.exports.export_settings import (
+from headrace.trainer.exports.destination import HOLDER
+from headrace.trainer.exports.export_messages import (
+    ExportAnswer,
+    ExportRequest,
     ExportSettings,
     due_export,
     export_operation,
@@ -35,15 +38,8 @@ from headrace.trainer.exports.export_settings import (
     rollback_operation,
     rollback_request,
 )
-from headrace.trainer.exports.exporter_process import (
-    LONGEST_PAUSE_S,
-    ExportAnswer,
-    ExportAttempts,
-    Exporter,
-    ExportRequest,
-    log_export_end,
-)
-from headrace.trainer.exports.pointers import HOLDER, held_commit, release_other_commits, remove_stages
+from headrace.trainer.exports.exporter_process import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
+from headrace.trainer.exports.pointers import held_commit, release_other_commits, remove_stages
 from headrace.trainer.exports.rollback import RollbackState
 from headrace.trainer.exports.stream_state import (
     ExportStreamState,
@@ -62,8 +58,10 @@ from headrace.trainer.journal.records import (
     Operation,
     RollbackOperation,
     ShrinkOperation,
+    SlotOperation,
 )
-from headrace.trainer.rank0.operations import ClosingPass, Decider, Request
+from headrace.trainer.rank0.operations import ClosingPass, Decider
+from headrace.trainer.rank0.requests import Request
 from headrace.validation import nearest
 
 STOP_S = 120.0
@@ -185,7 +183,7 @@ class ExportCoordinator(Decider):
         if not waits and not self._unlogged:
             return True
         if self._wait_until is None or waits != self._waits:
-            longest_s = max(stream.section.deadline for stream in self._streams.values())
+            longest_s = max(stream.section.try_s for stream in self._streams.values())
             self._waits, self._wait_until = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
             log.info("waiting for exports before the job ends: %s", ", ".join(waits))
         if not self._wait_until.passed():
@@ -235,7 +233,7 @@ class ExportCoordinator(Decider):
         """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
         stream, time_s = self._streams[name], self._streams[name].time_s(close, self._clock_s)
         section = stream.section
-        deadline = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
+        deadline = Deadline.after(section.tries * (section.try_s + LONGEST_PAUSE_S))
         sweeping = _sweeping(close)
         while due_export(self._setting, name, stream, time_s=time_s, ended=close.ended, sweeping=sweeping, idle=True):
             if stream.flight is None or deadline.passed():
@@ -256,6 +254,7 @@ class ExportCoordinator(Decider):
                 found.append(rollback_operation(self._setting, name, close.version, decision))
         exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
         going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
+        going = going.union(*(each.swept for each in ordered if isinstance(each, SlotOperation)))
         for name, stream in self._streams.items():
             time_s = stream.time_s(close, self._clock_s)
             due = None
@@ -281,7 +280,7 @@ class ExportCoordinator(Decider):
             case ExportedOperation(stream=stream):
                 if stream in self._streams:
                     self._streams[stream].over(operation, self._setting.timeline)
-            case DayTickOperation() | ForgetOperation() | ShrinkOperation():
+            case DayTickOperation() | ForgetOperation() | ShrinkOperation() | SlotOperation():
                 if isinstance(operation, DayTickOperation):
                     self._day = max(self._day, operation.to)
                 for each in self._streams.values():

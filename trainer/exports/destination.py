@@ -39,6 +39,8 @@ EXPORTS = "exports"
 """Folder in the store for exports of streams without a path."""
 STAGES = "exports-stage"
 """Folder in the store for what rank 0 prepares for an export."""
+HOLDER = "export-"
+"""Prefix of a stream's name: the holder of a commit that is being exported."""
 
 
 class ExportUnusable(BadInput):
@@ -62,7 +64,7 @@ class ExportLocation(NamedTuple):
     """The location that an address means, however it is spelled."""
 
     root: str
-    """"s3://bucket/prefix", or a folder without links in its path."""
+    """StoreAddress.place of an object store, or a folder without links in its path."""
     endpoint: str | None = None
     """Endpoint of an object store that is not Amazon's."""
 
@@ -73,11 +75,9 @@ class ExportLocation(NamedTuple):
 def destination_of(text: str) -> ExportLocation:
     """The destination of an address that `address_of` returned."""
     address = parse(text)
-    match address.kind:
-        case StoreKind.FOLDER:
-            return ExportLocation(str(Path(address.root).resolve()))
-        case StoreKind.S3:
-            return ExportLocation(f"s3://{address.root}", address.options.get("endpoint_override"))
+    if address.is_folder:
+        return ExportLocation(str(Path(address.root).resolve()))
+    return ExportLocation(address.place, address.options.get("endpoint_override"))
 
 
 class ExportDestination:
@@ -147,9 +147,7 @@ def open_destination(text: str, job: str, scratch: Path, deadline: Deadline) -> 
     """
     address = parse(text)
     blobs = open_blobs(address, ROLE, deadline)
-    return ExportDestination(
-        blobs, job, scratch, Deadline.after(FOLDER_S) if address.kind is StoreKind.FOLDER else deadline
-    )
+    return ExportDestination(blobs, job, scratch, Deadline.after(FOLDER_S) if address.is_folder else deadline)
 
 
 def folder_destination(folder: Path) -> ExportDestination:
@@ -181,7 +179,7 @@ class ExportFolder:
 
     def names(self) -> list[str]:
         """Names of exports in a local folder, complete or not, in order; empty for an object store."""
-        is_local = self._blobs.address.kind is StoreKind.FOLDER
+        is_local = self._blobs.address.is_folder
         found = self._blobs.folders("", Deadline.after(FETCH_S)) if is_local else []
         return sorted((name for name in found if NAME.fullmatch(name)), key=lambda name: int(name.partition("-")[0]))
 
@@ -201,7 +199,7 @@ class ExportFolder:
             relative_name(path)
         except InvalidName as error:
             raise ExportUnusable(f"{self.address}: {error}") from error
-        if self._blobs.address.kind is StoreKind.FOLDER:
+        if self._blobs.address.is_folder:
             at = Path(self._blobs.address.root)
             for part in path.split("/"):
                 at /= part

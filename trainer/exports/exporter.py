@@ -34,7 +34,7 @@ from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, read_comm
 from headrace.trainer.checkpoint.object_store import complete_commit
 from headrace.trainer.exports import gates, manifest, pointers
 from headrace.trainer.exports.destination import ExportDestination, open_destination
-from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
 from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
@@ -42,6 +42,7 @@ from headrace.trainer.exports.pointers import HeadIsReplaced
 from headrace.trainer.exports.reader import DENSE, MANIFEST
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.row_values import as_exported
+from headrace.trainer.exports.scores import Score, Scores
 from headrace.trainer.exports.slot_files import write_slot_files
 from headrace.trainer.journal.fence import timeline_number
 
@@ -82,7 +83,7 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
 
     `generation`: of rank 0, which must not be replaced; None: not checked.
     """
-    started_s, deadline = time.monotonic(), Deadline.after(request.section.deadline)
+    started_s, deadline = time.monotonic(), Deadline.after(request.section.try_s)
     try:
         with _scratch(scratch):
             outlet = open_destination(request.address, request.job, scratch / "out", deadline)
@@ -104,7 +105,10 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
 
 def _worded(error: HeadraceError, request: ExportRequest) -> str:
     if isinstance(error, DeadlineExceeded) or (isinstance(error, BlobUnavailable) and error.out_of_time):
-        return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
+        at, section = f"exports.{request.stream}", request.section
+        if section.gates.evaluator is None:
+            return f"{error}: {at}.deadline is {section.deadline:g} s"
+        return f"{error}: {at}.deadline and {at}.gates.evaluator.wait are {section.try_s:g} s together"
     return str(error)
 
 
@@ -248,23 +252,21 @@ class ExportRun:
     ) -> dict[str, Any]:
         """Write histories, counters and statistics, or how they changed; the manifest's entries about them.
 
-        Exports of some tables have none, and so have deltas whose parent has none, and of kinds that bases alone have.
+        Exports of some tables have none, and so have deltas whose parent has none.
         """
         request, told = self.request, dict[str, Any]()
         since = None if request.kind == "base" else self._since()
         for kind, found in groupby(request.slot_files, key=lambda each: each.kind):
             members = {each.slot: each for each in found}
-            continued = self._parent is None or members.keys() <= self._parent.get(kind, {}).keys()
-            if not (
-                request.whole and continued and (since is None or all(each.in_deltas for each in members.values()))
-            ):
+            continued = self._parent is None or all(each.continues(self._parent) for each in members.values())
+            if not (request.whole and continued):
                 told[f"without_{kind}"] = sorted(members)
                 continue
             told[kind] = {}
             for name, each in members.items():
-                if (source := sources.get(each.table)) is None:
-                    section, scratch = request.slot_tables[each.table], self.scratch / "rows"
-                    rows = CommitTableRows(commit, each.table, section, {each.key: each.group}, scratch)
+                if (source := sources.get(each.source)) is None:
+                    section, scratch = request.slot_tables[each.source], self.scratch / "rows"
+                    rows = CommitTableRows(commit, each.source, section, {each.key: each.group}, scratch)
                     source = stack.enter_context(rows)
                 told[kind][name] = write_slot_files(each, source, request.version, since, files.open, self.deadline)
         return told
@@ -325,9 +327,17 @@ class ExportRun:
             clicks_unmatched=self.request.facts.get("clicks_unmatched"),
             guards=self.request.facts.get("guards", ()),
             rollback=self.request.facts.get("rollback", ""),
+            score=self._score(),
         )
         found = gates.check_gates(self.request.section.gates, facts)
         return manifest.build_manifest(self.request, tables, found, files.written, more)
+
+    def _score(self) -> Score | None:
+        """The score of this version, if a gate compares it; None also where the evaluator does not give one in time."""
+        gate, commit = self.request.section.gates.evaluator, self.request.commit
+        if gate is None:
+            return None
+        return Scores(commit.parents[1]).wait_for(commit.name, Deadline.after(gate.wait))
 
     def _follow(self, content: Mapping[str, Any]) -> ExportAnswer:
         """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""

@@ -1,4 +1,4 @@
-"""The exporter process as rank 0 sees it: its messages, the exports that it tries again, and the process itself.
+"""The exporter process as rank 0 sees it: the exports that it tries again, and the process itself.
 
 Messages are JSON objects, one per line in each direction. Rank 0 submits a request and polls for its answer between
 passes. One thread per request talks to the process, so that the process cannot delay training; after its death it is
@@ -17,20 +17,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from headrace import documents
-from headrace.config import Count, Section, SlotGroup
+from headrace.config import Count, Section
 from headrace.deadline import Deadline
 from headrace.failpoints import LAST_WORDS, ArmedFailpoint
 from headrace.logs import StderrLog
 from headrace.process import ChildProcess
-from headrace.pserver.config import NotNegative, TableSection
 from headrace.retry import Backoff
-from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.slot_files import AnySlotFiles
+from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
 
 GRACE_S = 15.0
 """The process is killed so long after the deadlines of its export, if it has not answered."""
@@ -46,107 +44,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 BACKOFF = Backoff.doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 log = logging.getLogger(__name__)
-
-
-# Messages
-
-
-class ParentExport(Section):
-    """The export that a delta builds on."""
-
-    name: str
-    """"0000000012-base"."""
-    version: Count
-    """Rows changed after it are in the delta."""
-    timeline: str
-    """Of the parent."""
-
-
-class ExportRequest(Section):
-    """One export of one commit. May be sent again after the export failed or was interrupted."""
-
-    job: str
-    """Name of the job."""
-    stream: str
-    """Name of the stream."""
-    section: ExportSection
-    """Settings of the stream."""
-    kind: Literal["base", "delta"]
-    """A whole model, or what changed since `parent`."""
-    timeline: str
-    """Of the version."""
-    version: Count
-    """Version to export."""
-    parent: ParentExport | None
-    """Parent of a delta; None for a base."""
-    all: bool = False
-    """Whether to ignore delta_threshold, after an export that failed."""
-    why: str = ""
-    """For the manifest: why the export is of this kind."""
-    commit: Path
-    """Folder of the commit of this version, leased."""
-    address: str
-    """Destination of the stream, as headrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
-    stage: Path
-    """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
-    tables: dict[str, TableSection]
-    """Sections in force at this version, of the tables to export."""
-    slots: dict[str, dict[SlotGroup, str]]
-    """By table: slot group to the name of its slot."""
-    groups: dict[str, SlotGroup] = {}
-    """Slot group of every sparse slot by name. Default: as in `slots`."""
-    slot_files: tuple[AnySlotFiles, ...] = ()
-    """Exports of all tables have them; others, and deltas of such, have none, and say so."""
-    slot_tables: dict[str, TableSection] = {}
-    """Sections of the tables of histories and counters."""
-    whole: bool = True
-    """Whether all tables of the job are exported."""
-    folder: Path = Path()
-    """Folder of the job file: the command after an export runs there."""
-    facts: dict[str, Any] = {}
-    """Copied into the manifest: positions, event_time, day, metrics, fingerprint, and what holds the export back."""
-    point: tuple[str, ...] = ()
-    """For a rollback, nothing is exported: current.json names the first of these paths that exists."""
-
-    @property
-    def name(self) -> str:
-        """Name of the export's folder; for a rollback, of the request."""
-        if self.point:
-            return f"rollback-{self.version}"
-        return f"{self.version:010d}-{self.kind}"
-
-
-class ExportAnswer(Section):
-    """How an export ended."""
-
-    name: str
-    """Name of the export."""
-    outcome: Literal["complete", "failed"]
-    """"complete": _DONE is there."""
-    error: str | None = None
-    """The failure, its place, and what to do."""
-    final: bool = False
-    """Whether another try cannot succeed either."""
-    path: str = ""
-    """Address of the export's folder."""
-    current: bool = False
-    """Whether it passed its gates, so that current.json points to it."""
-    failed_gates: tuple[str, ...] = ()
-    """Descriptions of the gates that failed."""
-    command_error: str | None = None
-    """How the command after the export failed, if it did."""
-    rows: Count = 0
-    """Exported rows of all tables."""
-    tombstones: Count = 0
-    """Exported tombstones of all tables."""
-    pending: Count = 0
-    """Changed rows that thresholds excluded."""
-    num_bytes: Count = 0
-    """Size of all files."""
-    seconds: NotNegative = 0.0
-    """From request to _DONE."""
-    removed: tuple[str, ...] = ()
-    """Old exports that were removed: "t1/0000000012-base"."""
 
 
 class ExporterConfig(Section):
@@ -398,7 +295,7 @@ class ExporterProcess:
     def _run(self, request: ExportRequest) -> None:
         """Runs on a thread: one request to its end."""
         section = request.section
-        deadline = Deadline.after(section.deadline + (section.command_deadline if section.command else 0) + GRACE_S)
+        deadline = Deadline.after(section.try_s + (section.command_deadline if section.command else 0) + GRACE_S)
         try:
             if self._child is None:
                 self._child = ExporterChild(self._config)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.trainer.config import GatesSection
+from headrace.trainer.exports.scores import Score
+from headrace.trainer.guard_config import EvaluatorGate, GatesSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class GateFacts:
     """Slots outside bounds that hold exports, in words."""
     rollback: str = ""
     """Why the stream is rolled back; "" where it is not."""
+    score: Score | None = None
+    """The evaluator's score of this version; None: there is none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult
     """Every gate that is set, by name. Those for finite weights and rollbacks are always set."""
     gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
     if section.min_auc is not None:
-        gates["min_auc"] = _of_tasks(facts.window, "auc", section.min_auc, math.inf)
+        gates["min_auc"] = _of_tasks(facts.window, "auc of the window", section.min_auc, math.inf)
     if section.calibration is not None:
-        gates["calibration"] = _of_tasks(facts.window, "calibration", *section.calibration)
+        gates["calibration"] = _of_tasks(facts.window, "calibration of the window", *section.calibration)
     if (least := section.min_rows) is not None:
         gates["min_rows"] = _gate(facts.model_rows >= least, facts.model_rows, least, "rows are fewer than")
     if section.max_row_change is not None:
@@ -74,22 +77,52 @@ def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult
         gates["guards"] = GateResult(False, list(facts.guards), [], f"guards: {'; '.join(facts.guards)}")
     if facts.rollback:
         gates["rollback"] = GateResult(False, facts.rollback, "", f"rolled back: {facts.rollback}")
+    if section.evaluator is not None:
+        gates["evaluator"] = _evaluated(section.evaluator, facts.score)
     if section.golden and facts.golden is not None:
         ok, why = facts.golden
         gates["golden"] = GateResult(ok, why, True, f"golden: {why}")
     return gates
 
 
-def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float, high: float) -> GateResult:
-    """Every task that has the metric must be within the limits. Where no task has it, the gate fails."""
-    values = {task: row[measure] for task, row in window.items() if row.get(measure) is not None}
+def _of_tasks(found: Mapping[str, Mapping[str, Any]], said: str, low: float, high: float) -> GateResult:
+    """Every task that has the metric must be within the limits. Where no task has it, the gate fails.
+
+    `said` begins with the metric's name.
+    """
+    measure = said.partition(" ")[0]
+    values = {task: row[measure] for task, row in found.items() if row.get(measure) is not None}
     wrong = {task: value for task, value in values.items() if not low <= value <= high}
-    limit = low if math.isinf(high) else [low, high]
+    limit = _limit(low, high)
     if not values:
-        return GateResult(False, None, limit, f"{measure} of the window: no task has one yet")
+        return GateResult(False, None, limit, f"{said}: no task has one yet")
     text = ", ".join(f"{value:.6g} ({task})" for task, value in wrong.items())
-    beyond = f"is below {low:g}" if math.isinf(high) else f"is not within {low:g} and {high:g}"
-    return GateResult(not wrong, values, limit, f"{measure} of the window {beyond}: {text}")
+    if isinstance(limit, list):
+        beyond = f"is not within {low:g} and {high:g}"
+    else:
+        beyond = f"is below {low:g}" if math.isinf(high) else f"is above {high:g}"
+    return GateResult(not wrong, values, limit, f"{said} {beyond}: {text}")
+
+
+def _limit(low: float, high: float) -> float | list[float]:
+    """As a manifest has it: both where both are finite."""
+    if math.isinf(high):
+        return low
+    return high if math.isinf(low) else [low, high]
+
+
+def _evaluated(section: EvaluatorGate, score: Score | None) -> GateResult:
+    limits = section.limits()
+    shown = {measure: _limit(*bounds) for measure, bounds in limits.items()}
+    if score is None:
+        return GateResult(False, None, shown, f"the evaluator has not scored this version within {section.wait:g} s")
+    if score.error:
+        return GateResult(False, None, shown, f"the evaluator cannot score this version: {score.error}")
+    found = {
+        measure: _of_tasks(score.tasks, f"{measure} of the evaluator", *bounds) for measure, bounds in limits.items()
+    }
+    why = "; ".join(each.why for each in found.values() if not each.passed)
+    return GateResult(not why, {measure: each.value for measure, each in found.items()}, shown, why)
 
 
 def _row_change(facts: GateFacts, limit: float) -> GateResult:

@@ -19,7 +19,7 @@ from headrace.trainer.exports.gates import GateResult
 from headrace.trainer.exports.reader import FORMAT, MANIFEST, check_fields, checked_name, object_of
 
 if TYPE_CHECKING:
-    from headrace.trainer.exports.exporter_process import ExportRequest
+    from headrace.trainer.exports.export_messages import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
 """Fields that are equal in two exports of the same state by the same rules."""

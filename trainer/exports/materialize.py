@@ -26,7 +26,15 @@ from headrace.relative_names import relative_name
 from headrace.trainer.exports import manifest
 from headrace.trainer.exports.destination import EXPORT_PATH, ExportDestination, ExportUnusable, folder_destination
 from headrace.trainer.exports.parquet_files import ParquetFiles, row_schema
-from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
+from headrace.trainer.exports.reader import (
+    CHUNK_ROWS,
+    MANIFEST,
+    ReadableExport,
+    chain_of,
+    one_dtype,
+    open_folder,
+    state_at,
+)
 from headrace.trainer.exports.row_chunks import RowChunk
 from headrace.trainer.exports.row_values import value_columns
 from headrace.trainer.exports.slot_files import REPLAYED, replay, slot_files_at
@@ -35,7 +43,7 @@ ROWS = re.compile(rf"({'|'.join(('rows', 'tombstones', *REPLAYED))})-.*\.parquet
 DONEFILE = "donefile.txt"
 
 
-def siblings(export: Export) -> list[Export]:
+def siblings(export: ReadableExport) -> list[ReadableExport]:
     """The complete exports of the same stream and timeline that can be opened, by version."""
     folder, timeline = export.place.above(), str(export.manifest["timeline"])
     names = folder.names() or _told_names(folder.above().small(DONEFILE) or b"", timeline)
@@ -61,12 +69,12 @@ def _told_names(donefile: bytes, timeline: str) -> list[str]:
     return [name.rpartition("/")[2] for name in dict.fromkeys(names) if name.startswith(f"{timeline}/")]
 
 
-def at_version(export: Export, version: int) -> Export:
+def at_version(export: ReadableExport, version: int) -> ReadableExport:
     """The newest export of the same stream up to `version`. Raises SpecError."""
     return _newest(export, [each for each in siblings(export) if each.version <= version], f"version {version}")
 
 
-def at_time(export: Export, time_s: float) -> Export:
+def at_time(export: ReadableExport, time_s: float) -> ReadableExport:
     """The newest export that covers no event later than `time_s` (unix). Raises SpecError."""
     if export.manifest.get("event_time") is None:
         raise SpecError(f"{export.name} has no event time; name a version with --to", "--at")
@@ -74,7 +82,7 @@ def at_time(export: Export, time_s: float) -> Export:
     return _newest(export, early, datetime.fromtimestamp(time_s, UTC).isoformat())
 
 
-def _newest(export: Export, found: Sequence[Export], what: str) -> Export:
+def _newest(export: ReadableExport, found: Sequence[ReadableExport], what: str) -> ReadableExport:
     if not found:
         oldest = siblings(export)[0].name if siblings(export) else export.name
         raise SpecError(f"no export is as old as {what}; the oldest is {oldest}")
@@ -116,7 +124,7 @@ class _Table:
         }
 
 
-def materialize(export: Export, out: Path) -> dict[str, Any]:
+def materialize(export: ReadableExport, out: Path) -> dict[str, Any]:
     """Write the state after `export` as one base into the new folder `out` -> its manifest. An error leaves nothing.
 
     1. Check all files. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder gets its name.
@@ -146,7 +154,7 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
 
 
 def _write_table(
-    chain: Sequence[Export], table: str, outlet: ExportDestination, files: dict[str, dict[str, Any]]
+    chain: Sequence[ReadableExport], table: str, outlet: ExportDestination, files: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     export = chain[-1]
     if not one_dtype(list(chain), table):
@@ -172,7 +180,7 @@ def _keyed(chunk: RowChunk) -> list[pa.Array]:
 
 
 def _write_slot_files(
-    chain: Sequence[Export], outlet: ExportDestination, files: dict[str, dict[str, Any]]
+    chain: Sequence[ReadableExport], outlet: ExportDestination, files: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Histories and counters after the chain; the manifest's entries about them, as in a base."""
     told: dict[str, Any] = {}
@@ -182,12 +190,13 @@ def _write_slot_files(
             told[f"without_{each.kind}"] = sorted([*told.get(f"without_{each.kind}", ()), each.slot])
             continue
         facts, rows = dict(chain[-1].manifest[each.kind][each.slot]), 0
+        newest = each.of_export(chain[-1])
         with ParquetFiles(
             lambda path: _file(outlet, files, path), f"{each.kind}-{each.slot}", each.parquet_schema
         ) as parquet:
             for chunk in replay(chain, each):
                 assert chunk.vector_RD is not None
-                parquet.write(each.columns(chunk.sign_R, chunk.key_R, chunk.vector_RD))
+                parquet.write(newest.columns(chunk.sign_R, chunk.key_R, chunk.vector_RD))
                 rows += len(chunk)
         facts.pop("tombstones", None)
         told.setdefault(each.kind, {})[each.slot] = {**facts, "rows": rows}
@@ -202,7 +211,7 @@ def _file(outlet: ExportDestination, files: dict[str, dict[str, Any]], name: str
     files[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
 
 
-def _copy_model(export: Export, outlet: ExportDestination, files: dict[str, dict[str, Any]]) -> None:
+def _copy_model(export: ReadableExport, outlet: ExportDestination, files: dict[str, dict[str, Any]]) -> None:
     for path in export.files:
         if ROWS.fullmatch(path):
             continue
@@ -212,7 +221,7 @@ def _copy_model(export: Export, outlet: ExportDestination, files: dict[str, dict
 
 
 def _manifest(
-    chain: Sequence[Export], tables: Mapping[str, Mapping[str, Any]], files: Mapping[str, Mapping[str, Any]]
+    chain: Sequence[ReadableExport], tables: Mapping[str, Mapping[str, Any]], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     last, first = chain[-1].manifest, chain[0].manifest
     times = [last.get("event_time"), first.get("event_time")]

@@ -23,7 +23,15 @@ from headrace.errors import HeadraceError, Unavailable
 from headrace.trainer.checkpoint.commits import Commits, order_of
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports import manifest as manifests
-from headrace.trainer.exports.destination import NAME, STAGES, TIMELINE, ExportDestination, address_of, open_destination
+from headrace.trainer.exports.destination import (
+    HOLDER,
+    NAME,
+    STAGES,
+    TIMELINE,
+    ExportDestination,
+    address_of,
+    open_destination,
+)
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
 from headrace.trainer.exports.reader import CURRENT, MANIFEST
 
@@ -38,8 +46,6 @@ MAX_ROUNDS = 16
 LOOK_S = 30.0
 """Longest wait for the timelines that a destination holds."""
 
-HOLDER = "export-"
-"""Prefix of a stream's name: the holder of a commit that is being exported."""
 _PATH = re.compile(rf"({TIMELINE.pattern})/{NAME.pattern}", re.ASCII)
 _STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
 

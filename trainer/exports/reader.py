@@ -44,7 +44,7 @@ CHUNK_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Export:
+class ReadableExport:
     """One complete export."""
 
     place: ExportFolder
@@ -99,7 +99,7 @@ class Export:
             return f"has {found.num_bytes:,} bytes, not {wanted['bytes']:,}"
         return "" if found.sha256 == wanted["sha256"] else "has other bytes than were written"
 
-    def check(self) -> "Export":
+    def check(self) -> "ReadableExport":
         """Return itself. Raises ExportUnusable where a file is not as written."""
         for path, problem in self.problems().items():
             raise ExportUnusable(f"{self.place.address}: {path} {problem}; fetch it again, or use another export")
@@ -189,7 +189,7 @@ def chunk_of(batch: pa.RecordBatch, what: str, dim: int) -> RowChunk:
     )
 
 
-def open_export(address: str, scratch: Path) -> Export:
+def open_export(address: str, scratch: Path) -> ReadableExport:
     """The complete export at `address`; for a job's folder, its current export. Raises ExportUnusable."""
     place = ExportFolder(address, scratch)
     if place.small(MANIFEST) is None and (current := place.small(CURRENT)) is not None:
@@ -204,7 +204,7 @@ def is_export(address: str, scratch: Path) -> bool:
     return any(place.small(name) is not None for name in (MANIFEST, CURRENT))
 
 
-def open_folder(place: ExportFolder) -> Export:
+def open_folder(place: ExportFolder) -> ReadableExport:
     """The complete export in `place`. Raises ExportUnusable."""
     text = place.small(MANIFEST)
     if text is None:
@@ -218,7 +218,7 @@ def open_folder(place: ExportFolder) -> Export:
             )
         if all(place.small(marker) is None for marker in MARKERS):
             raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete and must not be read")
-        export = Export(place, manifest)
+        export = ReadableExport(place, manifest)
         read = export.name, export.kind, export.version, manifest["parent"]
         for path in export.files:
             checked_name(path, FILE, f"{place.address}: its manifest")
@@ -251,7 +251,7 @@ def check_fields(content: Mapping[str, Any], fields: Mapping[str, type], what: s
             raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(content.get(name))[:100]}")
 
 
-def parent_of(export: Export) -> Export | None:
+def parent_of(export: ReadableExport) -> ReadableExport | None:
     """The export that a delta builds on; None for a base. Raises ParentMissing."""
     parent = export.manifest["parent"]
     if export.kind == "base" or parent is None:
@@ -273,7 +273,7 @@ def parent_of(export: Export) -> Export | None:
         ) from error
 
 
-def chain_of(export: Export) -> list[Export]:
+def chain_of(export: ReadableExport) -> list[ReadableExport]:
     """The exports from its base to `export`. Raises ParentMissing, and ExportUnusable where they do not fit."""
     chain = [export]
     while (parent := parent_of(chain[0])) is not None:
@@ -292,12 +292,12 @@ def chain_of(export: Export) -> list[Export]:
     return chain
 
 
-def one_dtype(chain: list[Export], table: str) -> bool:
+def one_dtype(chain: list[ReadableExport], table: str) -> bool:
     """Whether a table's values have one type in all exports of a chain."""
     return len({export.tables[table]["dtype"] for export in chain if table in export.tables}) == 1
 
 
-def state_at(chain: list[Export], table: str) -> Iterator[RowChunk]:
+def state_at(chain: list[ReadableExport], table: str) -> Iterator[RowChunk]:
     """All rows of a table after the last export of a chain, in order: replay(base, deltas).
 
     Values have the type of the files where that is one type, else float32.
@@ -316,6 +316,6 @@ def state_at(chain: list[Export], table: str) -> Iterator[RowChunk]:
     return replay_chunks(streams)
 
 
-def open_chain(url: str, scratch: Path) -> list[Export]:
+def open_chain(url: str, scratch: Path) -> list[ReadableExport]:
     """The complete export at `url` and those before it, from its base on. Raises ExportUnusable."""
     return chain_of(open_folder(ExportFolder(url, scratch)))

@@ -6,7 +6,7 @@ trainer.exports.reader reads the chunks. Memory is bounded: one chunk of each st
 Shapes: R rows of a chunk, D length of the vector, P pairs of one key in two chunks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,10 +202,3 @@ def compare_states(old: Iterator[RowChunk], new: Iterator[RowChunk]) -> Iterator
 
 def _none() -> RowChunk:
     return RowChunk((), np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64))
-
-
-def filter_rows(chunks: Iterator[RowChunk], keep: Callable[[RowChunk], NDArray[np.bool_]]) -> Iterator[RowChunk]:
-    """The rows of a stream for which `keep` returns True."""
-    for chunk in chunks:
-        if (mask := keep(chunk)).any():
-            yield chunk.take(mask)

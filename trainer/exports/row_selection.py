@@ -20,6 +20,7 @@ from headrace.keys import NUM_BUCKETS
 from headrace.pserver.commit.change_files import ChangedKeys, read_changes
 from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import KEEPERS, RowStatistics, TableAging
+from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import HEAD
@@ -111,20 +112,37 @@ class CommitTableRows:
     def find(self, keys_U: U64, selection: RowSelection) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """(U,) whether a base has a row of each key, and (U, D) the weights, zeros where it has none."""
         found_U, weights_UD = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), self._num_weights), np.float32)
+        for life, place_F, words_FW in self._found(keys_U):
+            chosen_F = selection.chosen(life, words_FW)
+            found_U[place_F[chosen_F]] = True
+            weights_UD[place_F[chosen_F]] = weights_of(words_FW[chosen_F], self._num_weights)
+        return found_U, weights_UD
+
+    def weights(self, keys_U: U64) -> NDArray[np.float32]:
+        """(U, D) the weights of rows, zeros for a key without one."""
+        return self.find(keys_U, RowSelection(ExportCut(since=0), self._commit.version, is_base=True))[1]
+
+    def decay_of(self, group: int) -> DayDecay:
+        """The day of the commit, and the rates that led to it. Days and rates are the same in all parts."""
+        return DayDecay.of(self._lives[0], group)
+
+    def statistics_of(self, keys_U: U64) -> NDArray[np.float32]:
+        """(U, 2) shows and clicks of rows on the day of the commit; 0 for a key without one."""
+        value_U2 = np.zeros((len(keys_U), 2), np.float32)
+        for life, place_F, words_FW in self._found(keys_U):
+            value_U2[place_F] = life.present(RowStatistics.of_words(words_FW))
+        return value_U2
+
+    def _found(self, keys_U: U64) -> Iterator[tuple[TableAging, NDArray[np.int64], U32]]:
+        """By part, the places of those keys that have a row, and their rows."""
         order_U = np.argsort(sort_order_of(keys_U))
         done = 0
         for part, life, keys_P in self._by_part(keys_U[order_U]):
             there_P, words_FW = self._store(part).get(keys_P)
             place_F = order_U[done : done + len(keys_P)][there_P]
             done += len(keys_P)
-            chosen_F = selection.chosen(life, words_FW) & ~life.absent(words_FW)
-            found_U[place_F[chosen_F]] = True
-            weights_UD[place_F[chosen_F]] = weights_of(words_FW[chosen_F], self._num_weights)
-        return found_U, weights_UD
-
-    def statistics(self, words_UW: U32) -> NDArray[np.float32]:
-        """(U, 2) shows and clicks of rows at the commit's version. Days and rates are the same in all parts."""
-        return self._lives[0].present(RowStatistics.of_words(words_UW))
+            stays_F = (words_FW[:, 1] != 0) & ~life.absent(words_FW)
+            yield life, place_F[stays_F], words_FW[stays_F]
 
     def changes(self, since: int) -> ChangedKeys:
         """Keys that changed or were deleted after version `since`. Raises DeltaImpossible."""

@@ -2,11 +2,16 @@
 
     histories-<slot>-<n>.parquet    slot, sign, key: those of the history's key; history: signs, oldest first
     counters-<slot>-<n>.parquet     slot, sign, key: those of the counters'; window_s, begin_s, length_s, shows, clicks
-    statistics-<slot>-<n>.parquet   slot, sign, key of each row; show, click: at the version of the base
+    statistics-<slot>-<n>.parquet   slot, sign, key of each row; show, click: on the day of the export
     tombstones-<table>-<n>.parquet  of a delta: slot, sign, key
 
 A base has all keys as they are at its version. A delta has those that changed since its parent, each whole, and the
-deleted ones; no threshold leaves any out. Statistics are in bases alone.
+deleted ones; no threshold leaves any out.
+
+Shows and clicks fade each day, also those of rows that nothing touches. So a manifest has the day of its export, and
+the rate of every day up to it; a reader brings what it has from older exports to the day of the newest, product by
+product, as shards do. Then its numbers are those of a base of that version, bit for bit, and a delta has changed rows
+alone.
 
 A row of counters is one sub-window: of the window of `window_s` seconds, from the unix time `begin_s` on, `length_s`
 long; these three are 0 for the counts of all time. Sub-windows without shows are left out. A half-life of h seconds is
@@ -17,7 +22,7 @@ chunk, N rows of the file.
 """
 
 from abc import abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -30,12 +35,15 @@ from pydantic import Field
 from headrace.config import Count, Section, SlotGroup, validate
 from headrace.dataset.spec.config import DenseSlot, HistorySection, SlotKind, SparseSlot
 from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.row_statistics import StatisticsSection
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.priority import Pace
 from headrace.pserver.config import WindowS
-from headrace.pserver.protocol.histories import counters_table_of, table_of
+from headrace.pserver.lifecycle.aging import RowStatistics
+from headrace.pserver.lifecycle.day_decay import DayDecay, dated
+from headrace.pserver.protocol.histories import counters_table_of, statistics_of, table_of
 from headrace.pserver.protocol.shards import F32, U64
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows import history_kernels
@@ -50,7 +58,7 @@ from headrace.trainer.exports.parquet_files import (
     keyed_columns,
     signs_in_group,
 )
-from headrace.trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
+from headrace.trainer.exports.reader import CHUNK_ROWS, ReadableExport, chunk_of
 from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
 
@@ -89,9 +97,12 @@ HALF_LIVES = (
 STATISTICS = (
     "A slot with statistics is filled by the job that trains: for each slot in `of`, with the shows s and clicks c of "
     "the rows of the sample's signs there, summed over the signs (0 without a row): log(1 + s), then log(1 + c) - "
-    "log(1 + s). Logarithms are natural. A base of all tables has show and click of each row at its version in "
-    "statistics-<slot>-<n>.parquet; other exports have none (without_statistics in the manifest). Whoever asks for a "
-    "prediction sends the floats in the slot."
+    "log(1 + s). Logarithms are natural, and sums have 64 bits. Exports of all tables have show and click of rows in "
+    "statistics-<slot>-<n>.parquet, as of the export's day, which is in the manifest: a base all, a delta those that "
+    "changed; a tombstone of the table statistics-<slot> deletes one. The manifest has runs of days with one rate in "
+    "decay, from day 0 to its day: on the day of the newest export, show and click of an older one are multiplied by "
+    "the rate of each day from theirs on, in turn, all of it in 32 bits. Others have none (without_statistics in the "
+    "manifest): then whoever asks for a prediction sends the floats in the slot."
 )
 
 
@@ -108,8 +119,6 @@ class SlotFiles(Section):
     group: SlotGroup
     """Slot group of the keys; of a cross, that of the last slot."""
 
-    in_deltas: ClassVar[bool] = True
-    """Whether deltas hold what changed."""
     fields: ClassVar[tuple[pa.Field, ...]]
     """The columns beside KEYED."""
 
@@ -137,11 +146,24 @@ class SlotFiles(Section):
         """D."""
         ...
 
+    @property
+    def source(self) -> str:
+        """The table of a commit that has the rows."""
+        return self.table
+
     def facts(self) -> dict[str, Any]:
         """The entries of the manifest that only this kind has."""
         return {}
 
-    def taken(self, chunk: SelectedRows, source: CommitTableRows) -> tuple[U64, F32]:
+    def of_commit(self, source: CommitTableRows) -> Self:
+        """The files as of a commit, whose rows `source` has."""
+        return self
+
+    def of_export(self, export: ReadableExport) -> Self:
+        """The files as of an export, which has them. Raises ExportUnusable."""
+        return self
+
+    def taken(self, chunk: SelectedRows) -> tuple[U64, F32]:
         """(U,) keys and (U, D) values of the rows of a commit that belong to the slot."""
         return chunk.keys_U, weights_of(chunk.words_UW, self.width)
 
@@ -160,9 +182,13 @@ class SlotFiles(Section):
         """The columns of a file."""
         return pa.schema([*KEYED, *self.fields])
 
-    def is_in(self, export: Export) -> bool:
+    def is_in(self, export: ReadableExport) -> bool:
         """Whether an export has them: a base all, a delta what changed."""
         return self.slot in export.manifest.get(self.kind, {})
+
+    def continues(self, parent: Mapping[str, Any]) -> bool:
+        """Whether a delta of the export with this manifest can say what changed."""
+        return self.slot in parent.get(self.kind, {})
 
 
 class Histories(SlotFiles):
@@ -266,18 +292,24 @@ class Counters(SlotFiles):
 
 
 class Statistics(SlotFiles):
-    """Show and click of each row of a sparse slot that a dense slot tells of."""
+    """Show and click of each row of a sparse slot that a dense slot tells of.
+
+    D = 3: show and click, and the day of which they are.
+    """
 
     kind: Literal["statistics"] = "statistics"
+    of_table: str
+    """The table of the slot."""
+    version: DayDecay = DayDecay()
+    """The day of the commit or export, and the rates up to it."""
 
-    in_deltas = False
     fields = tuple(pa.field(name, pa.float32(), nullable=False) for name in ("show", "click"))
 
     @classmethod
     def of_schema(cls, schema: Schema) -> Iterator[Self]:
         for name in sorted({name for slot in schema.statistics for name in slot.statistics.slots}):
             slot = schema.by_name[name]
-            yield cls(slot=name, table=slot.sparse.table, key=name, group=slot.group)
+            yield cls(slot=name, table=statistics_of(name), key=name, group=slot.group, of_table=slot.sparse.table)
 
     @staticmethod
     def rules(schema: Schema) -> dict[str, str]:
@@ -291,41 +323,68 @@ class Statistics(SlotFiles):
 
     @property
     def width(self) -> int:
-        return len(self.fields)
+        return 1 + len(self.fields)
 
-    def taken(self, chunk: SelectedRows, source: CommitTableRows) -> tuple[U64, F32]:
+    @property
+    def source(self) -> str:
+        return self.of_table
+
+    def facts(self) -> dict[str, Any]:
+        return self.version.message()
+
+    def of_commit(self, source: CommitTableRows) -> Self:
+        return self.model_copy(update={"version": source.decay_of(self.group)})
+
+    def of_export(self, export: ReadableExport) -> Self:
+        told = export.manifest[self.kind][self.slot]
+        try:
+            return self.model_copy(update={"version": DayDecay.told(told)})
+        except (TypeError, ValueError) as error:
+            why = f"{export.place.address}: manifest.json: statistics of slot {self.slot!r}: {error}"
+            raise ExportUnusable(why) from error
+
+    def taken(self, chunk: SelectedRows) -> tuple[U64, F32]:
         own_U = groups_of(chunk.words_UW) == self.group
-        return chunk.keys_U[own_U], source.statistics(chunk.words_UW[own_U])
+        return chunk.keys_U[own_U], dated(RowStatistics.of_words(chunk.words_UW[own_U]))
 
     def columns(self, sign_U: U64, keys_U: U64, rows_UD: F32) -> list[pa.Array]:
-        return [*keyed_columns(self.key, sign_U, keys_U), *(pa.array(each) for each in rows_UD.T.copy())]
+        value_2U = self.version.present(rows_UD).T.copy()
+        return [*keyed_columns(self.key, sign_U, keys_U), *(pa.array(each) for each in value_2U)]
 
     def rows(self, batch: pa.RecordBatch, keys: RowChunk, what: str) -> RowChunk:
         columns = [batch.column(field.name).to_numpy() for field in self.fields]
+        columns.append(np.full(len(batch), self.version.day, np.float32))
         return _with_rows(keys, np.stack(columns, axis=1))
+
+    def continues(self, parent: Mapping[str, Any]) -> bool:
+        return "day" in parent.get(self.kind, {}).get(self.slot, {})  # exports of an older Headrace have no day
 
 
 KINDS = (Histories, Counters, Statistics)
 """In the order in which they are written."""
 AnySlotFiles = Annotated[Histories | Counters | Statistics, Field(discriminator="kind")]
-REPLAYED = tuple(str(kind.model_fields["kind"].default) for kind in KINDS if kind.in_deltas)
-"""The kinds of which deltas hold what changed."""
+REPLAYED = tuple(str(kind.model_fields["kind"].default) for kind in KINDS)
+"""Their names in manifests and files."""
 TOLD = (*REPLAYED, *(f"without_{kind}" for kind in REPLAYED))
 """Keys of a manifest, one of which is there where the job fills slots."""
 
 
-def slot_files_of(schema: Schema, tables: Container[str] = ()) -> tuple[AnySlotFiles, ...]:
-    """Those of a job; statistics only of rows in `tables`."""
-    found: tuple[AnySlotFiles, ...] = (
-        *Histories.of_schema(schema),
-        *Counters.of_schema(schema),
-        *Statistics.of_schema(schema),
-    )
-    return tuple(each for each in found if each.in_deltas or each.table in tables)
+def slot_files_of(schema: Schema) -> tuple[AnySlotFiles, ...]:
+    """Those of a job."""
+    return (*Histories.of_schema(schema), *Counters.of_schema(schema), *Statistics.of_schema(schema))
 
 
-def slot_files_at(export: Export) -> tuple[AnySlotFiles, ...]:
-    """The histories and counters of the job of an export; empty where there are none. Raises ExportUnusable."""
+def filling(slot: Slot, found: Iterable[AnySlotFiles]) -> tuple[AnySlotFiles, ...]:
+    """Those among `found` from which a server fills a slot that the job fills."""
+    entry = slot.entry
+    if isinstance(entry, DenseSlot) and entry.statistics is not None:
+        of = entry.statistics.slots
+        return tuple(each for each in found if isinstance(each, Statistics) and each.slot in of)
+    return tuple(each for each in found if not isinstance(each, Statistics) and each.slot == slot.name)
+
+
+def slot_files_at(export: ReadableExport) -> tuple[AnySlotFiles, ...]:
+    """Those of the job of an export; empty where there are none. Raises ExportUnusable."""
     return slot_files_of(served_schema(export.model())) if any(map(export.manifest.get, TOLD)) else ()
 
 
@@ -333,7 +392,7 @@ def slot_files_at(export: Export) -> tuple[AnySlotFiles, ...]:
 
 
 def write_slot_files(
-    each: SlotFiles,
+    each: AnySlotFiles,
     source: CommitTableRows,
     version: int,
     since: int | None,
@@ -341,22 +400,23 @@ def write_slot_files(
     deadline: Deadline,
 ) -> dict[str, Any]:
     """Write the files at `version`, or what changed after `since`; the manifest's entry. Raises DeltaImpossible."""
-    rows, pace = 0, Pace(REST_SHARE)
+    each, rows, pace = each.of_commit(source), 0, Pace(REST_SHARE)
     selection = RowSelection(ExportCut(since=since or 0), version, is_base=since is None)
     changes = None if since is None else source.changes(since)
     chunks = source.all(selection, deadline) if changes is None else source.among(changes, selection, deadline)
     with closing(chunks), ParquetFiles(open_file, f"{each.kind}-{each.slot}", each.parquet_schema) as files:
         for chunk in chunks:
-            keys_U, rows_UD = each.taken(chunk, source)
+            keys_U, rows_UD = each.taken(chunk)
             files.write(each.columns(signs_in_group(keys_U, each.group), keys_U, rows_UD))
             rows += len(keys_U)
             pace.rest()
-    entry = {**each.facts(), "table": each.table, "rows": rows}
+    entry = {**each.facts(), "table": each.source, "rows": rows}
     if changes is None:
         return entry
     tombstones = 0
     with ParquetFiles(open_file, f"tombstones-{each.table}", pa.schema(KEYED)) as files:
-        for keys_U, _ in source.gone(changes, selection, deadline):
+        for gone_U, group_U in source.gone(changes, selection, deadline):
+            keys_U = gone_U[group_U == each.group]
             files.write(keyed_columns(each.key, signs_in_group(keys_U, each.group), keys_U))
             tombstones += len(keys_U)
     return {**entry, "tombstones": tombstones}
@@ -365,7 +425,7 @@ def write_slot_files(
 # The reader
 
 
-def replay(chain: Sequence[Export], files: SlotFiles, *, gone: bool = False) -> Iterator[RowChunk]:
+def replay(chain: Sequence[ReadableExport], files: SlotFiles, *, gone: bool = False) -> Iterator[RowChunk]:
     """The rows after a chain as `vector_RD`, or of some deltas what changed; `gone`: the keys deleted last instead.
 
     Raises ExportUnusable, KeysOutOfOrder.
@@ -374,11 +434,11 @@ def replay(chain: Sequence[Export], files: SlotFiles, *, gone: bool = False) -> 
     for export in chain:
         what = f"{export.name}, {files.kind} of slot {files.slot!r}"
         streams.append(ChunkStream(_tombstones(export, files), f"tombstones of {what}", gone=not gone))
-        streams.append(ChunkStream(_rows(export, files), what, gone=gone))
+        streams.append(ChunkStream(_rows(export, files.of_export(export)), what, gone=gone))
     return replay_chunks(streams)
 
 
-def _rows(export: Export, files: SlotFiles) -> Iterator[RowChunk]:
+def _rows(export: ReadableExport, files: SlotFiles) -> Iterator[RowChunk]:
     """Rows as shards hold them."""
     for path, batch in _batches(export, f"{files.kind}-{files.slot}", files.parquet_schema):
         yield files.rows(batch, chunk_of(batch, path, 0), f"{export.place.address}: {path}")
@@ -388,12 +448,12 @@ def _with_rows(keys: RowChunk, rows_UD: F32) -> RowChunk:
     return RowChunk(keys.slots, keys.slot_R, keys.sign_R, keys.key_R, None, rows_UD)
 
 
-def _tombstones(export: Export, files: SlotFiles) -> Iterator[RowChunk]:
+def _tombstones(export: ReadableExport, files: SlotFiles) -> Iterator[RowChunk]:
     for path, batch in _batches(export, f"tombstones-{files.table}", pa.schema(KEYED)):
         yield chunk_of(batch, path, 0)
 
 
-def _batches(export: Export, prefix: str, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _batches(export: ReadableExport, prefix: str, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Batches of the files `prefix`-<n>.parquet in order, none of which ends inside the rows of a key."""
     for path in export.numbered(prefix):
         try:
@@ -430,13 +490,14 @@ def whole_keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def served_schema(model: Mapping[str, Any]) -> Schema:
-    """The sparse and dense slots of model.json, as far as histories and counters need them. Raises ExportUnusable."""
+    """The sparse and dense slots of model.json, as far as slots that the job fills need them. Raises ExportUnusable."""
     try:
         schema = Schema(tuple(_slot(slot) for slot in model["slots"]))
     except (KeyError, TypeError, ValueError, SpecError) as error:
         raise ExportUnusable(f"model.json: its slots cannot be read: {error}") from error
     keys = [slot.history.key for slot in schema.histories]
     keys += [key for slot in schema.counters for key in slot.counters.keys]
+    keys += [name for slot in schema.statistics for name in slot.statistics.slots]
     known = {slot.name for slot in schema.emitted.sparse}
     if unknown := [key for key in keys if key not in known]:
         raise ExportUnusable(f"model.json: {unknown[0]!r} is the key of a slot that the job fills, and no sparse slot")
@@ -446,7 +507,8 @@ def served_schema(model: Mapping[str, Any]) -> Schema:
 def _slot(slot: Mapping[str, Any]) -> Slot:
     if slot["kind"] == "dense":
         counters = validate(CountersSection, slot["counters"]) if "counters" in slot else None
-        dense = DenseSlot(name=slot["name"], kind="dense", size=slot["size"], counters=counters)
+        known = validate(StatisticsSection, slot["statistics"]) if "statistics" in slot else None
+        dense = DenseSlot(name=slot["name"], kind="dense", size=slot["size"], counters=counters, statistics=known)
         return Slot(slot["name"], SlotKind.DENSE, dense)
     if "history" in slot:
         sparse = SparseSlot(name=slot["name"], history=validate(HistorySection, slot["history"]))

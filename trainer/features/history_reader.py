@@ -70,7 +70,8 @@ class HistoryReader(GatedReader):
         asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
         asked |= {slot.name: list(counter_questions(blocks, slot, self._schema)) for slot in self._schema.counters}
         about_rows = self._statistics.asked(blocks)
-        answers = self._recall(pass_number, asked, about_rows)
+        with self.asking():
+            answers = self._recall(pass_number, asked, about_rows)
         of_rows = self._statistics.columns(blocks, about_rows, answers)
         begin = dict.fromkeys(asked, 0)
         for place, block in enumerate(blocks):

@@ -165,12 +165,14 @@ class JoinReader(GatedReader):
         blocks = list(self._reader.read(pass_number, segments, tally))
         if not self.await_open(pass_number):
             return
-        bound_s = self._bound_s(pass_number, blocks)
+        with self.asking():
+            bound_s = self._bound_s(pass_number, blocks)
         streams = [self._sources.stream_of(each) for each in self._rejecting.partitions()]
         mine, rejected = events_of(pass_number, blocks, streams, self._join, self._schema, bound_s)
         self._rejecting.reject(pass_number, rejected, tally)
         tally.num_clicks = int(np.count_nonzero(mine.events.label_Q))
-        answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
+        with self.asking():
+            answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
         for outcome, reason in COUNTED.items():
             _leave_out(tally, reason, int(np.count_nonzero(answers.outcome_Q == outcome)))
         _leave_out(tally, UNMATCHED, answers.num_unmatched)

@@ -59,6 +59,25 @@ def targets_of(batch: TrainingBatch, tasks: Sequence[TaskSection], device: torch
     return Targets(moved(batch.label_B), moved(batch.weight_B), signs, moved(classes))
 
 
+def class_targets(
+    samples: Samples,
+    tasks: Sequence[TaskSection],
+    label_B: Mapping[str, NDArray[Any]],
+    weight_B: Mapping[str, NDArray[Any]],
+) -> Targets:
+    """Targets on the CPU of samples with labels and weights; the class of a sample without a weight is 0."""
+
+    def moved(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(values_B) for name, values_B in values.items()}
+
+    classes = {
+        task.name: np.where(weight_B[task.name] > 0, samples.meta[task.label], 0).astype(np.int64)
+        for task in tasks
+        if task.loss == "softmax"
+    }
+    return Targets(moved(label_B), moved(weight_B), FirstSigns(samples.sparse, torch.device("cpu")), moved(classes))
+
+
 class FirstSigns(Mapping[str, Tensor]):
     """(B,) the bits of each sample's first sign by sparse slot, made when a model asks."""
 

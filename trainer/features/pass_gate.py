@@ -4,6 +4,9 @@ A reader of this kind stands around the reader of a stream. `read` is called on 
 """
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headrace.dataset.loader.batch_loader import PassReader
 
@@ -18,12 +21,13 @@ class GatedReader:
         """`reader` is closed with this one."""
         self._reader = reader
         self._open, self._stopping = 0, False
+        self._asked_s = 0.0
         self._changed = threading.Condition()
 
     def opened(self, pass_number: int) -> None:
         """The shards have opened a pass."""
         with self._changed:
-            self._open = pass_number
+            self._open, self._asked_s = pass_number, 0.0
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -31,6 +35,17 @@ class GatedReader:
             self._stopping = True
             self._changed.notify_all()
         self._reader.close()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """A context for calls that wait for those of other ranks."""
+        since_s = time.monotonic()
+        yield
+        self._asked_s += time.monotonic() - since_s
+
+    def asked_s(self) -> float:
+        """How long calls of the open pass took that are answered once all ranks have made them."""
+        return self._asked_s
 
     def await_open(self, pass_number: int) -> bool:
         """Wait until the shards have opened a pass; False where the job ends."""

@@ -1,7 +1,8 @@
 """From the samples of a pass to questions about the rows of their ids, and from shows and clicks to floats of a slot.
 
 A sample gets what the row of each of its ids had when the pass began, and what earlier samples of the pass have added.
-trainer.features.history_reader asks; pserver.tables.pass_histories answers.
+trainer.features.history_reader asks; pserver.tables.pass_histories answers. trainer.features.kept_state fills slots by
+the same sums and logarithms, from the rows of one version.
 
 Shapes: B samples of a block, N ids of a slot, Q questions: neighbours of one event with one key are one question.
 """
@@ -26,6 +27,7 @@ from headrace.trainer.features.neighbours import differs, numbered
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,11 @@ class StatisticColumns:
         """The (B, C) values of each dense slot, block by block."""
         found = {name: list(_sums(blocks, asked[name], answers[name])) for name in asked}
         columns = []
-        for place, block in enumerate(blocks):
+        for place in range(len(blocks)):
             of_block: dict[str, F32] = {}
             for slot in self._filled:
-                sums_BS = np.concatenate([found[statistics_of(name)][place] for name in slot.statistics.slots], 1)
-                of_block[slot.name] = np.empty((len(block), slot.statistics.size), np.float32)
-                fill_values(sums_BS, of_block[slot.name])
+                sums = [found[statistics_of(name)][place] for name in slot.statistics.slots]
+                of_block[slot.name] = statistic_column(sums)
             columns.append(of_block)
         return columns
 
@@ -88,10 +89,7 @@ def row_questions(block: Samples, slot: Slot, show: str | None, click: str | Non
 
     `show`, `click`: meta slots with the shows and clicks of a sample. Without: 1, and none; a missing value is 0.
     """
-    column = block.sparse[slot.name]
-    sample_N = np.repeat(np.arange(len(block)), np.diff(column.offset_B1))
-    key_N = np.empty(len(sample_N), np.uint64)
-    keys_of(column.values_N, slot.group, key_N)
+    sample_N, key_N = ids_of(block, slot)
     event_N = numbered(block.event_B)[sample_N]
     new_N = differs(event_N) | differs(key_N)
     question_N = np.cumsum(new_N) - 1
@@ -103,6 +101,14 @@ def row_questions(block: Samples, slot: Slot, show: str | None, click: str | Non
     return RowQuestions(
         sample_N, question_N, HistoryQuestions(slot.group, key_N[new_N], event_N[new_N], offset_Q1, sign_N)
     )
+
+
+def ids_of(block: Samples, slot: Slot) -> tuple[I64, U64]:
+    """(N,) the sample and the key of each id of a sparse slot, sample by sample."""
+    column = block.sparse[slot.name]
+    key_N = np.empty(len(column.values_N), np.uint64)
+    keys_of(column.values_N, slot.group, key_N)
+    return np.repeat(np.arange(len(block)), np.diff(column.offset_B1)), key_N
 
 
 def _counted_B(block: Samples, slot: str | None, otherwise: float) -> F64:
@@ -117,8 +123,20 @@ def _sums(blocks: Sequence[Samples], asked: Sequence[RowQuestions], answers: His
     answer_Q2 = answers.sign_M.view(np.float64).reshape(-1, 2)
     bounds = pairwise(offsets_of(np.array([len(each.questions.key_Q) for each in asked], np.int64)).tolist())
     for block, each, (begin, end) in zip(blocks, asked, bounds, strict=True):
-        value_N2 = answer_Q2[begin:end][each.question_N]
-        yield np.stack([np.bincount(each.sample_N, value_N2[:, k], len(block)) for k in range(2)], 1)
+        yield summed_over(each.sample_N, answer_Q2[begin:end][each.question_N], len(block))
+
+
+def summed_over(sample_N: I64, value_N2: F64, num_samples: int) -> F64:
+    """(B, 2) shows and clicks of samples, summed over their ids in order."""
+    return np.stack([np.bincount(sample_N, value_N2[:, k], num_samples) for k in range(2)], 1)
+
+
+def statistic_column(sums: Sequence[F64]) -> F32:
+    """(B, C) the values of a dense slot, from the (B, 2) sums of each sparse slot that it tells of."""
+    sums_BS = np.concatenate(sums, 1)
+    value_BC = np.empty(sums_BS.shape, np.float32)
+    fill_values(sums_BS, value_BC)
+    return value_BC
 
 
 @njit(nogil=True, cache=True)

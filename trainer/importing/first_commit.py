@@ -135,6 +135,9 @@ class RowMaker:
             slot = brought.slots[int(brought.slot_R[row])]
             sign = sign_of(int(keys_U[row]), int(group_U[row]))
             raise BadInput(f"{brought.where(row)}: slot {slot!r}, sign {sign}: its {what} is not a finite number")
+        for what in ("show", "click"):
+            if (below := np.flatnonzero(brought.statistics.get(what, np.zeros(0)) < 0)).size:
+                raise BadInput(f"{brought.where(int(below[0]))}: its {what} is below 0")
 
 
 def leave_out_vectors(slab_UW: F32, chosen_U: NDArray[np.bool_], settings: RowSettings) -> None:

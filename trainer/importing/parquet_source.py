@@ -2,7 +2,7 @@
 
 `slot` is text; it may be missing if only one slot is imported. `sign` is uint64 (or int64, not negative); for slots
 with string values it may be the text itself. `key`, instead of `sign`, is the key as *this* job computes it. `vector`
-is a list with as many numbers as the table's dim.
+is a list with as many numbers as the table's dim. `show`, `click` and `delta_score`, if there, are those of the row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,8 @@ from headrace.keys import sign_of_text
 from headrace.trainer.importing.source import SourceRows
 
 BATCH_ROWS = 65_536
-KNOWN = ("slot", "sign", "key", "vector", "weight")
+STATISTICS = ("show", "click", "delta_score")
+KNOWN = ("slot", "sign", "key", "vector", "weight", *STATISTICS)
 
 
 def parquets_of(path: Path) -> list[Path]:
@@ -68,16 +69,18 @@ class ParquetSource:
                 row = first + int(np.flatnonzero(~column.is_valid().to_numpy(zero_copy_only=False))[0])
                 raise BadInput(f"{file}, row {row}: {name} is null")
         slots, slot_R = self._slots_of(columns, batch.num_rows)
-        weight = columns.get("weight")
+        floats = {
+            name: _floats(columns[name], f"{file}: {name}") for name in ("weight", *STATISTICS) if name in columns
+        }
         return SourceRows(
             slots=slots,
             slot_R=slot_R,
             sign_R=_whole(columns["sign"], f"{file}: sign") if "sign" in columns else None,
             key_R=_whole(columns["key"], f"{file}: key") if "key" in columns else None,
-            weight_R=None if weight is None else weight.cast(pa.float32()).to_numpy(zero_copy_only=False),
+            weight_R=floats.pop("weight", None),
             vector_RD=_vectors(columns["vector"], file, first) if "vector" in columns else None,
             whole_R=None,
-            statistics={},
+            statistics=floats,
             where=lambda row: f"{file}, row {first + row}",
         )
 
@@ -114,6 +117,14 @@ def _whole(column: pa.Array, what: str) -> NDArray[np.uint64]:
     if len(numbers) and numbers.min() < 0:
         raise BadInput(f"{what}: {int(numbers.min())} is negative; write it as uint64")
     return np.asarray(numbers, np.uint64)
+
+
+def _floats(column: pa.Array, what: str) -> NDArray[np.float32]:
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise BadInput(f"{what}: is {column.type}, must be a number")
+    with np.errstate(over="ignore"):  # see _vectors
+        numbers: NDArray[np.float32] = column.to_numpy(zero_copy_only=False).astype(np.float32)
+    return numbers
 
 
 def _vectors(column: pa.Array, file: str, first: int) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import BadInput, SpecError
 from headrace.pserver.config import TableSection
-from headrace.validation import nearest
+from headrace.validation import nearest, no_such
 
 
 def parse_slots(text: str) -> dict[str, str]:
@@ -43,11 +43,11 @@ class ImportSelection:
         """`only`: names of tables; () means all. Raises SpecError for an unknown table or slot."""
         for table in only:
             if table not in tables:
-                raise SpecError(f"the job has no table {table!r}; {nearest(table, list(tables))}", "--tables")
+                raise SpecError(no_such("table", table, list(tables)), "--tables")
         known = [slot.name for slot in schema.sparse]
         for slot in slots or ():
             if slot not in known:
-                raise SpecError(f"the job has no sparse slot {slot!r}; {nearest(slot, known)}", "--slots")
+                raise SpecError(no_such("sparse slot", slot, known), "--slots")
         return cls(schema, tuple(only) or tuple(tables), slots)
 
     def slot_of(self, theirs: str) -> Slot | None:

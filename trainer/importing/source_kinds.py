@@ -18,7 +18,7 @@ def open_source(
 ) -> ImportSource:
     """The source at `address`; fetched files go to `scratch`. Raises BadInput, ExportUnusable, SpecError."""
     if is_export(address, scratch):
-        return ExportSource(open_export(address, scratch))
+        return ExportSource(open_export(address, scratch), statistics=True)
     if "://" in address:
         raise BadInput(f"{address}: is not an export; Paddle text and Parquet are read from local folders only")
     path = Path(address).expanduser()

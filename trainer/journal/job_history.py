@@ -137,11 +137,6 @@ class JobHistory:
         ]
 
     @property
-    def begins_late(self) -> bool:
-        """True if records before the oldest one were pruned."""
-        return self.begin > 1
-
-    @property
     def last_number(self) -> int:
         """The highest number of any pass of this timeline, closed or not, withdrawn or not."""
         return max(chain([self.closed], self.plans, self.voids))
@@ -159,10 +154,6 @@ class JobHistory:
             index = bisect(closed_at, record.number)
             found.setdefault(versions[index] if index < len(versions) else None, []).append(record)
         return found
-
-    def operations_at(self, version: int) -> list[LogRecord[Operation]]:
-        """The operations that acted at the close of `version`, in order."""
-        return self.operations_by_version().get(version, [])
 
     def waiting(self) -> list[LogRecord[Operation]]:
         """The operations that act at the next close, in order."""

@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.codec import plain, typed, written
 from headrace.errors import HeadraceError
+from headrace.pserver.protocol.table_operations import AnySlotChange
 from headrace.relative_names import relative_name
 from headrace.trainer.journal.partitions import KnownPartition, SkippedRange, enumerated
 from headrace.trainer.journal.pass_plan import PassPlan
@@ -289,6 +290,23 @@ class ForgetOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotOperation:
+    """All rows of a slot change."""
+
+    op: ClassVar[str] = "slot"
+    id: str
+    change: AnySlotChange
+
+    @property
+    def swept(self) -> frozenset[str]:
+        """The tables whose rows are removed after it."""
+        return frozenset([self.change.table] if self.change.deletes else ())
+
+    def __str__(self) -> str:
+        return f"{self.change.name}: {self.change}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParentOfExport:
     """The export that a delta builds on."""
 
@@ -395,7 +413,13 @@ class RollbackOperation:
 InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation
 """These have taken effect by the time they are logged."""
 RequestedOperation = (
-    SetOperation | ResizeOperation | DayTickOperation | ShrinkOperation | ForgetOperation | ExportOperation
+    SetOperation
+    | ResizeOperation
+    | DayTickOperation
+    | ShrinkOperation
+    | ForgetOperation
+    | SlotOperation
+    | ExportOperation
 )
 """These may come from a client's request and then carry its id."""
 ActingOperation = RequestedOperation | HoldOperation | ExportedOperation | RollbackOperation

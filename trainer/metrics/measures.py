@@ -1,6 +1,9 @@
 """Computes the reported measures from totals. A measure that is not defined (no sample, one class) is None."""
 
 import math
+from typing import Any
+
+import numpy as np
 
 from headrace.trainer.metrics.auc import histogram_auc
 from headrace.trainer.metrics.totals import (
@@ -24,9 +27,6 @@ from headrace.trainer.metrics.totals import (
 )
 
 Measures = dict[str, float | int | None]
-
-BCE_ONLY = ("auc", "auc_error", "gauc", "logloss", "normalized_entropy", "acc")
-"""Measures of tasks with loss "bce"."""
 
 
 def measures(totals_W: I64, is_bce: bool) -> Measures:
@@ -69,6 +69,43 @@ def _of_probabilities(totals_W: I64, weight: float, label: float | None) -> Meas
         "normalized_entropy": _normalized_entropy(logloss, label),
         "acc": float(totals_W[CORRECT]) / WEIGHT_ONE / weight if weight else None,
     }
+
+
+NUM_TENTHS = 10
+
+
+def reliability(totals_W: I64) -> list[dict[str, float]]:
+    """The reliability curve: mean prediction, share of positives and weight of each tenth of the samples.
+
+    Tenths are of the weight, from the lowest predictions to the highest, and end between buckets of the histogram, so
+    some may be missing where many predictions are alike. A prediction counts as the middle of its bucket.
+    """
+    negative_K, positive_K = (mass_K / WEIGHT_ONE for mass_K in masses(totals_W))
+    mass_K, middle_K = negative_K + positive_K, (np.arange(len(negative_K)) + 0.5) / len(negative_K)
+    if not mass_K.any():
+        return []
+    end_K = np.cumsum(mass_K)
+    tenth_K = np.minimum(((end_K - mass_K / 2) / end_K[-1] * NUM_TENTHS).astype(np.int64), NUM_TENTHS - 1)
+    sums = [np.bincount(tenth_K, each_K, NUM_TENTHS) for each_K in (mass_K * middle_K, positive_K, mass_K)]
+    return [
+        {"prediction": prediction / weight, "label": label / weight, "weight": weight}
+        for prediction, label, weight in zip(*(each.tolist() for each in sums), strict=True)
+        if weight
+    ]
+
+
+def reliability_reference(totals_W: I64) -> list[dict[str, Any]]:
+    """The plain twin of `reliability`, bucket by bucket."""
+    negative, positive = (mass.tolist() for mass in masses(totals_W))
+    total, before = sum(negative) + sum(positive), 0
+    tenths: dict[int, list[float]] = {}
+    for bucket, (clear, hit) in enumerate(zip(negative, positive, strict=True)):
+        if mass := clear + hit:
+            tenth = tenths.setdefault(min(10 * (2 * before + mass) // (2 * total), 9), [0.0, 0.0, 0.0])
+            for place, each in enumerate((mass * (bucket + 0.5) / len(negative), hit, mass)):
+                tenth[place] += each / WEIGHT_ONE
+            before += mass
+    return [{"prediction": p / w, "label": y / w, "weight": w} for _, (p, y, w) in sorted(tenths.items())]
 
 
 def _normalized_entropy(logloss: float | None, label: float | None) -> float | None:

@@ -23,7 +23,7 @@ from headrace import documents
 from headrace.trainer.config import MetricsSection, TaskSection
 from headrace.trainer.metrics.auc import sum_group_aucs
 from headrace.trainer.metrics.halves import Exclusive, StreamHalves, countable
-from headrace.trainer.metrics.measures import Measures, measures, set_gauc
+from headrace.trainer.metrics.measures import Measures, measures, reliability, set_gauc
 from headrace.trainer.metrics.ranking import GroupMeasures
 from headrace.trainer.metrics.samples import Columns, ObservedBatch, SampleBuffer
 from headrace.trainer.metrics.scope import Scope
@@ -250,6 +250,7 @@ class Meter:
         for name, is_bce in self._tasks:
             row: dict[str, Any] = dict(measures(scope.totals[f"task/{name}"][0], is_bce))
             row |= self._ranking.report(scope.totals[f"groups/{name}"][0]) if is_bce and self._ranking.any else {}
+            row |= {"reliability": reliability(scope.totals[f"task/{name}"][0])} if is_bce else {}
             row |= {m.name: m.value(scope.totals[f"own/{m.name}/{name}"][0]) for m in self._own}
             if self._slices:
                 row["slices"] = {slot: self._of_slice(scope, slot, name, is_bce) for slot in self._slices}

@@ -185,7 +185,8 @@ class Declared:
     whole: "Callable[[], nn.Module] | None" = None
     """A copy with all parameters, of any value, where they are divided."""
     follow: Callable[[], None] | None = None
-    """By it a rank without a batch makes the collectives of `losses` and its backward pass."""
+    """By it a rank without a batch makes the collectives of `losses` and its backward pass. With `dense.accumulate`
+    every rank makes them so many times a step: by this those for which it has no batch, which are its first ones."""
 
     @classmethod
     def of(cls, module: object) -> "Declared":

@@ -13,6 +13,8 @@ from headrace.trainer.models.settings import DlrmSettings
 
 
 class Dlrm(nn.Module):
+    parameters_in_calls = True
+
     def __init__(self, shape: Shape, settings: DlrmSettings) -> None:
         super().__init__()
         self._fields, self._tasks, self._dense_axis = Fields(shape), shape.tasks, dense_axis(shape)

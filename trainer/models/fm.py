@@ -56,6 +56,8 @@ class DeepFm(nn.Module):
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (IJCAI 2017).
     """
 
+    parameters_in_calls = True
+
     def __init__(self, shape: Shape, settings: DeepFmSettings) -> None:
         super().__init__()
         self._fields, self._stacked, self._tasks = Fields(shape), StackedInput(shape), shape.tasks

@@ -226,7 +226,7 @@ class Mlp(nn.Sequential):
             return output
         first = self[0]
         assert isinstance(first, Linear)
-        return self.forward(first.over(parts), 1)
+        return self.forward(first(*parts), 1)
 
 
 def tower_axes(name: str, tower: nn.Sequential, axis: Axis) -> SlotAxes:

@@ -96,19 +96,17 @@ class Linear(nn.Linear, KernelUser):
     """`nn.Linear`, with the same parameters and initial values, whose products follow the job's table."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, parts: Sequence[int] = ()) -> None:
-        """`parts`: widths of the parts, if `over` is called with several."""
+        """`parts`: widths of the parts, if it is called with several."""
         super().__init__(in_features, out_features, bias)
         self.sizes = [(width, out_features) for width in parts or [in_features]]
 
-    def forward(self, x_BI: Tensor) -> Tensor:
-        """(..., I) -> (..., O)."""
-        return linear(x_BI, self.weight, self.bias, self.kernels)
-
-    def over(self, parts: Sequence[Tensor]) -> Tensor:
-        """The layer on an input in parts: a sum over the parts, so they are not concatenated."""
-        weights = torch.split(self.weight, [part.shape[1] for part in parts], 1)
-        output_BO = linear(parts[0], weights[0], self.bias, self.kernels)
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
+    def forward(self, x_BI: Tensor, *more: Tensor) -> Tensor:
+        """(..., I) -> (..., O). `more`: further parts of the input, (B, I) each, which are so not concatenated."""
+        if not more:
+            return linear(x_BI, self.weight, self.bias, self.kernels)
+        first, *weights = torch.split(self.weight, [part.shape[1] for part in (x_BI, *more)], 1)
+        output_BO = linear(x_BI, first, self.bias, self.kernels)
+        for part, weight in zip(more, weights, strict=True):
             output_BO = output_BO + linear(part, weight, None, self.kernels)
         return output_BO
 

@@ -1,5 +1,7 @@
 """A user's perceptron, and one vector for each of many items: which one comes next is a softmax over all of them.
 
+That is the first task. Further ones, of clicks or values, have a head each on the perceptron.
+
 The weights of the items are parameters of the model with mode "full". Otherwise each rank has a slice of them
 (trainer.collectives.divided_softmax), which is no part of the module; its dense strategy learns it
 (trainer.dense.class_slices). Exports and prediction jobs build the model with all items.
@@ -23,7 +25,7 @@ from headrace.trainer.collectives.divided_softmax import (
 )
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.models.contract import Inputs, Shape, Targets
-from headrace.trainer.models.layers import ChosenInput, Mlp
+from headrace.trainer.models.layers import ChosenInput, Heads, Mlp, by_task
 from headrace.trainer.models.linear import Linear
 from headrace.trainer.models.settings import NextItemSettings
 
@@ -35,12 +37,14 @@ class NextItem(nn.Module):
 
     def __init__(self, shape: Shape, settings: NextItemSettings) -> None:
         super().__init__()
-        self._shape, self._settings, self._task = shape, settings, shape.tasks[0]
+        self._shape, self._settings = shape, settings
+        self._task, *self._others = shape.tasks
         self._seed = torch.initial_seed()
         self._margins = Margins(settings.scale, settings.margin1, settings.margin2, settings.margin3)
         self._inputs = ChosenInput(shape, settings.user(shape))
         deep = Mlp(self._inputs.width, settings.hidden, 0.0)
         self.user = nn.Sequential(deep, Linear(deep.width, settings.dim))
+        self.heads = Heads(deep.width, len(self._others), settings.towers) if self._others else None
         full = settings.mode == "full"
         rows = initial_rows(self._seed, settings.dim, 0, settings.classes) if full else None
         self.classes = nn.Parameter(torch.zeros(settings.classes, settings.dim) if rows is None else rows)
@@ -77,14 +81,17 @@ class NextItem(nn.Module):
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """While it learns, the user's vector for `losses`; else the probability of the best item, and the best ones."""
-        user_BV = functional.normalize(self.user(self._inputs(inputs)).float(), dim=1)
+        deep_BH = self.user[0](self._inputs(inputs))
+        user_BV = functional.normalize(self.user[1](deep_BH).float(), dim=1)
+        others = {} if self.heads is None else by_task(self.heads(deep_BH), self._others)
         if torch.is_grad_enabled():
-            return {self._task: user_BV.new_zeros(inputs.num_samples), "user_vector": user_BV}
+            return {self._task: user_BV.new_zeros(inputs.num_samples), **others, "user_vector": user_BV}
         cosine_BN = cosines(user_BV, self.classes)
         best_BK, item_BK = torch.topk(cosine_BN, self._settings.top, dim=1)
         log_sum_B = torch.logsumexp(cosine_BN * self._settings.scale, 1)
         probability_B = (best_BK[:, 0] * self._settings.scale - log_sum_B).exp()
-        return {self._task: probability_B, "user_vector": user_BV, "items": item_BK.float(), "scores": best_BK}
+        best = {"items": item_BK.float(), "scores": best_BK}
+        return {self._task: probability_B, **others, "user_vector": user_BV, **best}
 
     def losses(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
         """The log loss of each sample's item, under the name of the task."""

@@ -391,6 +391,46 @@ class TwoTowerSettings(PerceptronSettings):
         return user, items
 
 
+class SkipGramSettings(ModelSettings):
+    """skip_gram."""
+
+    module = "skip_gram:SkipGram"
+    needs = (vectors_of_one_length,)
+    context: SlotName | None = None
+    """Sparse slot with a word near the word that all other slots are of. Required."""
+    negatives: Annotated[int, Field(ge=1, le=1024)] = 5
+    """Number of negatives of a positive sample, drawn from the words near others in its batch."""
+    power: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """A word is drawn in proportion to its share of the stream to this power."""
+    frequency_buckets: Annotated[int, Field(ge=16, le=1 << 24)] = 1 << 16
+    """Counters of that share. Words that fall into one counter count as one; each counter is 4 bytes of the model."""
+    frequency_memory: Annotated[int, Field(ge=1000, le=10**7)] = 10**6
+    """Number of samples over which the share is taken: a sample weighs less with each one after it."""
+
+    @override
+    def check(self, shape: Shape, name: str) -> None:
+        super().check(shape, name)
+        self.word(shape)
+
+    def word(self, shape: Shape) -> Shape:
+        """The slots of the word."""
+        if self.context is None:
+            raise _refusal('skip_gram needs the slot of a word near the word: context = "near"', "context")
+        _named(shape.pooled, self.context, "context", "a sparse slot with pooling")
+        word = _part(shape, {self.context}, inside=False)
+        if shape.dense:
+            raise SpecError(f"skip_gram reads no dense values: remove slot {shape.dense[0][0]!r}", "slots")
+        if weights := [repr(slot.name) for slot in shape.pooled + shape.sequences if slot.first_order]:
+            raise SpecError(
+                f"skip_gram reads no first-order weights, and the tables of slots {', '.join(weights)} have some; set "
+                "first_order = false",
+                "model.name",
+            )
+        if not width_of(word):
+            raise SpecError(f"skip_gram needs a slot of the word beside {self.context!r}", "slots")
+        return word
+
+
 class NextItemSettings(ModelSettings):
     """next_item."""
 
@@ -399,6 +439,8 @@ class NextItemSettings(ModelSettings):
     of_classes = True
     hidden: Hidden = (128, 64)
     """Widths of the hidden layers of the user's perceptron."""
+    towers: Hidden = ()
+    """Widths of the layers that each task but the first has for itself, after the hidden ones; none: a linear map."""
     classes: Annotated[int, Field(ge=2, le=1 << 24)]
     """Number of items. Labels are their numbers, from 0; an event with another label is rejected. Required."""
     dim: Width = 64
@@ -527,6 +569,7 @@ OWN: Mapping[str, type[ModelSettings]] = {
     "din": DinSettings,
     "sasrec": SasrecSettings,
     "two_tower": TwoTowerSettings,
+    "skip_gram": SkipGramSettings,
     "mmoe": MmoeSettings,
     "esmm": EsmmSettings,
     "next_item": NextItemSettings,

@@ -12,6 +12,8 @@ from headrace.trainer.models.settings import WideDeepSettings
 
 
 class WideDeep(nn.Module):
+    parameters_in_calls = True
+
     def __init__(self, shape: Shape, settings: WideDeepSettings) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks

@@ -1,4 +1,4 @@
-"""Checks the prediction that a job makes once it has trained, before the job begins.
+"""Checks the prediction that a job makes once it has trained, and its evaluator, before the job begins.
 
 The request is an ordinary PredictionRequest (section `predict` of the job file). This module imports no torch. Only the
 model knows the names of its tensors, so a process that has torch tries them:
@@ -17,11 +17,10 @@ from headrace import documents
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.exports.scores import EVALUATOR
 from headrace.trainer.models.torch_subprocess import answer_of
-from headrace.trainer.predict.config import LIVE, PredictionRequest
+from headrace.trainer.predict.config import LIVE, EvaluatorSection, PredictionRequest
 from headrace.trainer.predict.prediction_plan import error_at, source_config
-from headrace.trainer.spec.history_tables import check_no_statistics
-from headrace.trainer.spec.join_tables import check_no_join
 
 SECTION = "predict"
 EMPTY = 8
@@ -41,8 +40,6 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
             "`headrace predict` for another version",
             f"{SECTION}.version",
         )
-    check_no_statistics(job, SECTION)
-    check_no_join(job, SECTION)
     if not all(source.ends for source in job.sources.values()):
         raise SpecError(
             "the stream never ends, so the prediction would never start; bound the source, or use `headrace predict` "
@@ -54,6 +51,32 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
         OutputColumns.of(request, job, Schema.of(job.slots))
     except SpecError as error:
         raise error_at(error, f"{SECTION}.{error.path}") from None
+
+
+def gated_streams(job: TrainerJob) -> list[str]:
+    """The names of the streams whose exports wait for a score of the evaluator."""
+    return [name for name, stream in job.exports.items() if stream.gates.evaluator is not None]
+
+
+def check_evaluator(section: EvaluatorSection | None, job: TrainerJob) -> None:
+    """Raise SpecError where an evaluator cannot measure versions of `job`, or a gate asks for one that is not there."""
+    gated = gated_streams(job)
+    if section is None:
+        for name in gated:
+            raise SpecError(
+                "compares with scores of the evaluator, and the job has none: add a section [evaluator] with its input",
+                f"exports.{name}.gates.evaluator",
+            )
+        return
+    if section.of == "exports" and not gated:
+        raise SpecError(
+            'is "exports", and no export waits for a score: set exports.<stream>.gates.evaluator, or of = "commits"',
+            f"{EVALUATOR}.of",
+        )
+    try:
+        source_config(section.input, job)
+    except SpecError as error:
+        raise error_at(error, f"{EVALUATOR}.{error.path}") from None
 
 
 def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:

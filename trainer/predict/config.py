@@ -1,15 +1,19 @@
-"""The request of a prediction job, and the configuration of its workers. Imports no torch."""
+"""The request of a prediction job, the configuration of its workers, and the evaluator's section. Imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.config import Count, FolderPath, PositiveSize, Section
+from headrace.blob.store_address import parse
+from headrace.config import Count, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section
 from headrace.dataset.spec.path_pattern import PathPattern
-from headrace.pserver.config import Wire
+from headrace.identity.credentials import Credentials
+from headrace.launcher_contact import LauncherContact
+from headrace.pserver.config import Wire, check_holds_rows
 from headrace.secrets import Options
+from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind
 
 LIVE = "live"
@@ -40,11 +44,14 @@ class InputSection(Section):
 
     holds: ClassVar[Mapping[str, TextKind]] = {
         "paths": TextKind.PATTERNS,
+        "root": TextKind.PLACE,
     }
 
     paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1, max_length=1_000)
     """Globs or templates as in sources.*.paths, relative to the job's folder. If all end with .parquet, rows of Parquet
     files are events."""
+    root: str | None = Field(default=None, max_length=4096)
+    """Where `paths` begin, if the files are in an object store, as in sources.*.root."""
     kafka: KafkaInput | None = None
     """Records of a Kafka topic."""
 
@@ -52,6 +59,8 @@ class InputSection(Section):
     def _one_of(self) -> "InputSection":
         if (self.paths is None) == (self.kafka is None):
             raise ValueError('needs either paths = ["..."] or kafka = { topic = "..." }')
+        if self.root is not None and self.paths is None:
+            raise ValueError("root is where paths begin; Kafka has none: leave it out")
         return self
 
 
@@ -59,7 +68,7 @@ class PredictionRequest(Section):
     """One prediction job."""
 
     holds: ClassVar[Mapping[str, TextKind]] = {
-        "output": TextKind.FOLDER,
+        "output": TextKind.PLACE,
         "version": TextKind.VERSION,
         "columns": TextKind.NAME,
         "shuffle": TextKind.NAME,
@@ -70,10 +79,11 @@ class PredictionRequest(Section):
 
     input: InputSection
     """The events."""
-    output: FolderPath
-    """Folder of the Parquet files; made if absent. A rerun of the same request continues in it."""
+    output: str
+    """Folder of the Parquet files, made if absent, or an address in an object store as of a mirror. A rerun of the same
+    request continues in it."""
     version: str = LIVE
-    """"live" (the newest commit), a commit's name, a version's number, or an export: its folder or s3:// address."""
+    """"live" (the newest commit), a commit's name, a version's number, or an export: its folder or address."""
     columns: tuple[str, ...] = ()
     """Slots to copy to the output, and "event_time"."""
     outputs: tuple[str, ...] = ()
@@ -84,10 +94,16 @@ class PredictionRequest(Section):
     shuffle: tuple[str, ...] = Field(default=(), max_length=1_000)
     """Sparse and dense slots whose values the model gets from other samples, drawn among some thousand neighbours: what
     the metrics lose is what these slots are worth."""
+    worth: bool = False
+    """Whether the metrics have `worth`, too: for each other slot that can be shuffled, the metrics with that slot
+    shuffled as well. The model predicts the events once more for each."""
     trainers: int = Field(default=1, ge=1, le=64)
     """Processes that predict. The output does not depend on their number."""
     shards: int | None = Field(default=None, ge=0, le=64)
     """Processes that hold the rows; 0: the one trainer holds them. Default: 0 with one trainer, else 1."""
+    on: Literal["here", "cluster"] = "here"
+    """Where the processes run: "here", on this machine, or "cluster", on the launcher of the section `cluster`, as the
+    job's own workers do. There `trainers` and `shards` are by default those of the job."""
     segment_events: int = Field(default=20_000, ge=1, le=10_000_000)
     """Events (positions) of one output file: the unit of work, and what a kill may lose."""
     batch_size: int = Field(default=1024, ge=1, le=1 << 20)
@@ -105,19 +121,22 @@ class PredictionRequest(Section):
 
     @field_validator("output")
     @classmethod
-    def _is_a_folder(cls, output: str) -> str:
-        if "://" in output:
-            raise ValueError(
-                "predictions are written to a folder; an object store is not supported: copy the folder there"
-            )
+    def _is_a_place(cls, output: str) -> str:
+        try:
+            parse(output)
+        except RuntimeError as error:  # for "~nobody"
+            raise ValueError(str(error)) from None
         return output
 
     @model_validator(mode="after")
     def _reachable(self) -> "PredictionRequest":
-        if self.shards == 0 and self.trainers > 1:
-            raise ValueError(
-                f"shards = 0 keeps the rows inside the one trainer; {self.trainers} trainers need shards = 1 or more"
-            )
+        check_holds_rows(self.shards, self.trainers)
+        if self.worth and not self.metrics:
+            raise ValueError("worth is what the metrics lose: remove metrics = false, or worth")
+        if self.on == "cluster" and self.share is not None:
+            raise ValueError('share is a part of this machine\'s cores; with on = "cluster" leave it out')
+        if self.on == "cluster" and self.spec is not None:
+            raise ValueError('on = "cluster" needs a job, at whose store workers join; name it instead of `spec`')
         return self
 
     @property
@@ -129,12 +148,57 @@ class PredictionRequest(Section):
 
     def what(self) -> dict[str, Any]:
         """Everything that the output depends on, as JSON-able data: without its folder and the number of processes."""
-        without = {"output", "trainers", "shards", "share", "spec", "base"}
+        without = {"output", "trainers", "shards", "on", "share", "spec", "base"}
         if self.wire is Wire.FLOAT32:  # requests of older versions had no such key
             without.add("wire")
-        if not self.shuffle:  # nor this one
-            without.add("shuffle")
+        without |= {name for name in ("shuffle", "worth") if not getattr(self, name)}  # nor these
+        if self.input.root is None:  # nor this one
+            return self.model_dump(mode="json", exclude={**dict.fromkeys(without, True), "input": {"root"}})
         return self.model_dump(mode="json", exclude=without)
+
+
+class EvaluatorSection(Section):
+    """The evaluator: a process beside the trainers that measures each version on events of its own (docs/guards.md)."""
+
+    input: InputSection
+    """The events, with labels, that each version is measured on."""
+    last: PositiveCount | None = None
+    """Of a Kafka topic: only about so many of the newest events, equally from its partitions, as they are when the
+    version's turn comes."""
+    of: Literal["commits", "exports"] = "commits"
+    """"commits": every commit is scored, the newest first; one that is removed before its turn is left out. "exports":
+    only versions of which an export waits for its gate."""
+    trainers: int = Field(default=1, ge=1, le=64)
+    """As in "predict"."""
+    shards: int | None = Field(default=None, ge=0, le=64)
+    """As in "predict"."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Share of this machine's cores that it may use."""
+    priority: Literal["low", "normal"] = "low"
+    """"low": every other process has priority, so on a machine without idle cores scores come late or never. "normal":
+    it competes with the trainers for its share."""
+
+    @model_validator(mode="after")
+    def _has_one_window(self) -> "EvaluatorSection":
+        if self.last is not None and (self.input.kafka is None or self.input.kafka.ranges is not None):
+            raise ValueError("last bounds a Kafka topic without ranges; remove it, or set input.kafka without ranges")
+        return self
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "EvaluatorSection":
+        check_holds_rows(self.shards, self.trainers)
+        return self
+
+    def request_of(self, commit: str, output: Path, asked: InputSection) -> PredictionRequest:
+        """The prediction that measures a commit on `asked`, its input."""
+        return PredictionRequest(
+            input=asked,
+            output=str(output),
+            version=commit,
+            trainers=self.trainers,
+            shards=self.shards,
+            share=self.share,
+        )
 
 
 class PredictWorker(Section):
@@ -146,10 +210,12 @@ class PredictWorker(Section):
     """Folder of the job file."""
     request: PredictionRequest
     """The request."""
-    output: Path
-    """Absolute path of the output."""
+    output: str
+    """Absolute address of the output."""
     commit: Path
     """Folder of the commit with rows and weights."""
+    uploaded: dict[str, Any] | None = None
+    """Name and manifest of the commit, where its files are in an object store and no folder is shared."""
     rank: Count
     """This worker's number."""
     shards: tuple[str, ...] = ()
@@ -157,7 +223,19 @@ class PredictWorker(Section):
     secret: str = ""
     """Secret of the shards."""
     live: Path
-    """Folder for the open row stores of an embedded shard."""
+    """Folder for open row stores, and for unfinished files of an object store."""
+    generation: Count = 1
+    """That of the shards; callers of another one are refused."""
+    credentials: Credentials | None = None
+    """Its certificate, where shards are on other machines."""
+    launcher: LauncherContact | None = None
+    """Where its certificate is renewed."""
+    node_timeout: PositiveDuration = 30.0
+    """How long a shard's machine may be silent before its connections count as broken."""
+    sees: SharedFolder | None = None
+    """The store, which it must see; None: all is one machine, or the files of commits are in an object store."""
+    sees_output: SharedFolder | None = None
+    """The folder of the output, which it must see; None: all is one machine, or it is an object store."""
     cores: float = Field(default=1.0, gt=0, le=1 << 20)
     """Cores that this process may use on average."""
     max_message: PositiveSize = 256 << 20

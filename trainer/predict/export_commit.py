@@ -4,20 +4,24 @@ trainer.importing does the import. This module checks that the export is whole a
 warm start may import a part, a prediction may not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
+from headrace.pserver.lifecycle.day_decay import DayDecay
+from headrace.pserver.protocol.shards import F32
 from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.exports.model_document import describe
-from headrace.trainer.exports.reader import Export, chain_of, open_export
-from headrace.trainer.exports.slot_files import replay, slot_files_of
+from headrace.trainer.exports.reader import ReadableExport, chain_of, open_export
+from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.slot_files import Statistics, replay, slot_files_of
 from headrace.trainer.importing.export_source import ExportSource
 from headrace.trainer.importing.first_commit import RememberedRows, make_first_commit
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection
-from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.history_tables import history_tables, statistics_section
 
 
 def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Path) -> tuple[Path, dict[str, Any]]:
@@ -38,8 +42,9 @@ def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Pa
     return done.commit, {"export": export.place.address, **facts}
 
 
-def remembered_rows(export: Export, schema: Schema) -> dict[str, RememberedRows]:
-    """The histories and counters after an export, by table. Raises SpecError where its chain does not have them."""
+def remembered_rows(export: ReadableExport, schema: Schema) -> dict[str, RememberedRows]:
+    """The histories, counters and statistics of rows after an export, by table. Raises SpecError where its chain does
+    not have them."""
     chain, sections, found = chain_of(export), history_tables(schema), {}
     for files in slot_files_of(schema):
         for each in chain:
@@ -49,11 +54,25 @@ def remembered_rows(export: Export, schema: Schema) -> dict[str, RememberedRows]
                     "use a base of a stream that exports all tables, or a commit",
                     "version",
                 )
-        found[files.table] = RememberedRows(sections[files.table], files.group, replay(chain, files))
+        chunks = replay(chain, files)
+        if isinstance(files, Statistics):
+            chunks = _present(chunks, files.of_export(export).version)
+        section = statistics_section() if isinstance(files, Statistics) else sections[files.table]
+        found[files.table] = RememberedRows(section, files.group, chunks)
     return found
 
 
-def check_fits(export: Export, job: TrainerJob, schema: Schema) -> None:
+def _present(chunks: Iterator[RowChunk], version: DayDecay) -> Iterator[RowChunk]:
+    """Statistics as they are on the day of a version."""
+    return (replace(each, vector_RD=version.present(_rows(each))) for each in chunks)
+
+
+def _rows(chunk: RowChunk) -> F32:
+    assert chunk.vector_RD is not None, "of slot files"
+    return chunk.vector_RD
+
+
+def check_fits(export: ReadableExport, job: TrainerJob, schema: Schema) -> None:
     """Raise SpecError where the export was made for other slots, tables or tasks than the job's."""
     model = export.model()
     wanted = describe(schema, job.tables, job.tasks, ExportSection())

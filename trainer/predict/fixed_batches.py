@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.dataset.samples.batch import Ragged, Samples
@@ -44,6 +45,8 @@ class Block:
 
     samples: Samples
     batches: tuple[FixedBatch, ...]
+    clicks: pa.Table | None = None
+    """Of a job with a join: the clicks among the events, which are no samples (trainer.predict.joined_labels)."""
 
 
 class FixedBatches:
@@ -108,9 +111,14 @@ META_TYPES: dict[str, type] = {"float": np.float32, "uint64": np.uint64, "int64"
 # Shapes: B samples.
 
 
+def shuffled_slots(schema: Schema) -> list[str]:
+    """The slots that can be shuffled: those that the model gets."""
+    return [slot.name for slot in schema.slots if slot.kind is not SlotKind.META]
+
+
 def check_shuffled(schema: Schema, names: Sequence[str]) -> None:
     """Raise SpecError unless each name is that of a sparse or dense slot."""
-    known = [slot.name for slot in schema.slots if slot.kind is not SlotKind.META]
+    known = shuffled_slots(schema)
     for name in names:
         if name not in known:
             raise SpecError(f"{name!r} is no slot that the model gets; {nearest(name, known)}", "shuffle")

@@ -40,6 +40,8 @@ class OutputColumns:
     """Tasks and other outputs, in the requested order."""
     traced: bool
     """Whether samples can be traced to events."""
+    joined: str | None = None
+    """The label that events of their own tell: it is null."""
 
     @classmethod
     def of(cls, request: PredictionRequest, job: TrainerJob, schema: Schema) -> "OutputColumns":
@@ -51,7 +53,8 @@ class OutputColumns:
         check_shuffled(schema, request.shuffle)
         outputs = request.outputs or tuple(task.name for task in job.tasks)
         traced = job.pipe.traced
-        columns = cls(schema, job.tasks, tuple(dict.fromkeys(request.columns)), tuple(dict.fromkeys(outputs)), traced)
+        handed, joined = tuple(dict.fromkeys(request.columns)), None if job.join is None else job.join.label
+        columns = cls(schema, job.tasks, handed, tuple(dict.fromkeys(outputs)), traced, joined)
         names = columns.names()
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise SpecError(f"two columns would be named {twice!r}; leave one out", "outputs")
@@ -78,7 +81,8 @@ class OutputColumns:
             "sample": pa.array(sample_B.astype(np.int32)),
         }
         for task in self.tasks:
-            found[LABEL + task.name] = label_of(task, samples)
+            unknown = task.label == self.joined
+            found[LABEL + task.name] = pa.nulls(len(samples), pa.float32()) if unknown else label_of(task, samples)
         for name in self.handed:
             found |= self._handed(name, samples)
         for name in self.outputs:

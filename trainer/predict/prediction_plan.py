@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from headrace import documents
 from headrace.blob.store_address import parse
 from headrace.dataset.sources.files import FileFormat, FilesSource
@@ -18,14 +20,14 @@ from headrace.dataset.sources.kinds import open_source
 from headrace.dataset.spec.config import Opening, PipeSection, SourceSection
 from headrace.dataset.stream.source import Partition, Segment, Source
 from headrace.deadline import Deadline
-from headrace.durable import REAL, write_whole, writing
 from headrace.errors import BadInput, HeadraceError, SpecError
 from headrace.secrets import without_keys
 from headrace.trainer.checkpoint.commits import NAME, VERSION
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
+from headrace.trainer.predict.output_place import WORK, OutputPlace
 
-PLAN = "plan.json"
+PLAN = f"{WORK}/plan.json"
 MAX_PARTS = 100_000
 """Most parts of one prediction: each is a file, and all are planned at once."""
 OTHER_PIPE_KEYS = ("processes", "tries", "deadline", "extra", "max_bad_fraction", "dead_letters")
@@ -34,6 +36,7 @@ OPEN_S = 60.0
 """Longest wait for Kafka's partitions and offsets."""
 KEYS = {
     "sources.*.paths": "input.paths",
+    "sources.*.root": "input.root",
     "sources.*.topics": "input.kafka.topic",
     "sources.*.options": "input.kafka.options",
 }
@@ -59,29 +62,28 @@ class PredictionPlan:
     segments: tuple[Segment, ...]
     """One per part, in order."""
 
-    def write(self, folder: Path) -> None:
-        """Store the plan. Raises Unwritable."""
+    def write(self, place: OutputPlace) -> None:
+        """Store the plan, unless there is one. Raises Unwritable, BlobUnavailable."""
         segments = [asdict(segment) for segment in self.segments]
         message = {"fingerprint": self.fingerprint, "version": dict(self.version), "segments": segments}
-        with writing(folder / PLAN):
-            write_whole(REAL, folder / PLAN, json.dumps(message).encode())
+        place.put_new(PLAN, json.dumps(message).encode())
 
     @staticmethod
-    def forget(folder: Path) -> None:
+    def forget(place: OutputPlace) -> None:
         """Remove a plan of which no part exists."""
-        (folder / PLAN).unlink()
+        place.remove(PLAN)
 
     @classmethod
-    def read(cls, folder: Path) -> "PredictionPlan | None":
+    def read(cls, place: OutputPlace) -> "PredictionPlan | None":
         """The stored plan; None where there is none."""
+        if (content := place.get(PLAN)) is None:
+            return None
         try:
-            message = documents.read_object(folder / PLAN)
+            message = documents.parse_object(content, place.named(PLAN))
             segments = tuple(Segment(**each) for each in message["segments"])
             return cls(message["fingerprint"], message["version"], segments)
-        except FileNotFoundError:
-            return None
         except (KeyError, TypeError) as error:
-            raise documents.InvalidDocument(folder / PLAN, f"is not a plan: {error!r}") from error
+            raise documents.InvalidDocument(place.named(PLAN), f"is not a plan: {error!r}") from error
 
 
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
@@ -98,6 +100,7 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
         "max_event_bytes": source.max_event_bytes,
         "tables": shapes,
         **_format_of(request.input, job),
+        **({} if job.join is None else {"join": job.join.model_dump(mode="json", include={"label", "key", "window"})}),
         **({} if (values := _values_of(source)) in READ_ALL else values),  # older fingerprints had none
         **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
     }
@@ -144,7 +147,12 @@ def source_config(asked: InputSection, job: TrainerJob) -> SourceSection:
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
     if asked.paths is not None:
         shared |= _values_of(own) if isinstance(own, FilesSource) else {}
-        return FilesSource(kind="files", paths=asked.paths, **shared, **_format_of(asked, job))
+        try:
+            return FilesSource(kind="files", paths=asked.paths, root=asked.root, **shared, **_format_of(asked, job))
+        except ValidationError as error:  # what only a source of files checks
+            told = error.errors()[0]
+            words = str(told["msg"]).removeprefix("Value error, ")
+            raise SpecError(words, ".".join(("input", *map(str, told["loc"])))) from None
     assert asked.kafka is not None, "checked"
     options = merge_options(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
     if isinstance(own, KafkaSource):
@@ -184,13 +192,15 @@ def with_absolute_paths(request: PredictionRequest, folder: Path) -> PredictionR
 
     Relative addresses start at `folder`. Raises SpecError.
     """
-    version = request.version
-    if not names_commit(version):
+    found = {"output": request.output, "version": request.version}
+    for key, address in found.items():
+        if key == "version" and names_commit(address):
+            continue
         try:
-            version = parse(version, folder).text
+            found[key] = parse(address, folder).text
         except (ValueError, RuntimeError) as error:  # RuntimeError for "~nobody"
-            raise SpecError(str(error), "version") from None
-    return request.model_copy(update={"output": str(folder / request.output), "version": version})
+            raise SpecError(str(error), key) from None
+    return request.model_copy(update=found)
 
 
 def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
@@ -232,6 +242,20 @@ def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_even
         for part, begin, end in bounds
         for at in range(begin, end, segment_events)
     )
+
+
+def newest_ranges(asked: InputSection, job: TrainerJob, folder: Path, last: int) -> dict[str, tuple[int, int]]:
+    """By number of partition of a Kafka topic: where its share of the `last` newest events begins and ends now.
+
+    Raises SpecError, SourceUnavailable.
+    """
+    source = open_input(asked, job, folder)
+    try:
+        partitions = source.partitions(Deadline.after(OPEN_S))
+    finally:
+        source.close()
+    share = -(-last // max(1, len(partitions)))
+    return {each.name.rpartition("/")[2]: (max(each.start, each.end - share), each.end) for each in partitions}
 
 
 def _ranges(asked: KafkaInput, partitions: Sequence[Partition]) -> list[tuple[Partition, int, int]]:

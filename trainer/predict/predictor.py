@@ -27,9 +27,10 @@ from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainerJob
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.features.default_rows import DefaultRows, widths_of
-from headrace.trainer.features.model_inputs import inputs_of
+from headrace.trainer.features.model_inputs import class_targets, inputs_of
 from headrace.trainer.features.pooling import KernelPooling
-from headrace.trainer.models.contract import Inputs
+from headrace.trainer.models.calibration import Calibration
+from headrace.trainer.models.contract import Declared, Inputs
 from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
 from headrace.trainer.predict.metric_inputs import targets_of
@@ -50,7 +51,10 @@ class BatchOutputs:
     tensors: Mapping[str, NDArray[Any]]
     """Requested outputs that are not predictions."""
     measured: Mapping[str, F32]
-    """All tensors that the model returned beside its tasks, and "loss", the loss of each sample."""
+    """All tensors that the model returned beside its tasks, those that it measures of its classes, and "loss", the loss
+    of each sample."""
+    right_B: Mapping[str, F32]
+    """By task with loss "softmax": the probability of the right class, which is what metrics judge."""
 
 
 class Predictor:
@@ -64,6 +68,7 @@ class Predictor:
         self._default_rows = DefaultRows(widths_of(schema, job.tables), self._device)
         self._dense = AllReduceDense(self._model, job.dense, SingleRank(), self._default_rows.parameters)
         self._model.eval()
+        self._declared, self._calibration = Declared.of(self._model), Calibration.of(self._model)
         self._pooling = KernelPooling(1)
         tasks = [task.name for task in job.tasks]
         self._outputs = [name for name in outputs if name not in tasks]
@@ -80,31 +85,65 @@ class Predictor:
         modules = [name for name in self._outputs if name in self._modules]
         inputs = self._inputs(batch, rows)
         with torch.no_grad(), self._listening(modules) as heard:
-            given = dict(check_outputs(self._model(inputs), [t.name for t in self._tasks], len(batch.samples)))
+            returned = check_outputs(self._model(inputs), [t.name for t in self._tasks], len(batch.samples))
+            lost_P, of_classes = self._classes(returned, inputs, batch)
+        given = dict(returned)
         logits = {task.name: given.pop(task.name).float() for task in self._tasks}
         tensors = {name: self._named(name, given, inputs, heard) for name in self._outputs}
         measured = {name: value.float().numpy() for name, value in given.items()}
-        measured["loss"] = self._losses(logits, batch.samples)
+        measured |= {name: value.float().numpy() for name, value in of_classes.items()}
+        measured["loss"] = self._losses(logits, lost_P, batch.samples)
         n, size = batch.num_samples, len(batch.samples)
         return BatchOutputs(
-            {task.name: predicted(task, logits[task.name])[:n] for task in self._tasks},
+            {task.name: self._predicted(task, logits[task.name])[:n] for task in self._tasks},
             {name: value[:n] for name, value in tensors.items()},
             {name: value[:n] if value.shape[:1] == (size,) else value for name, value in measured.items()},
+            {name: torch.exp(-lost).numpy()[:n] for name, lost in lost_P.items()},
         )
 
-    def _losses(self, logits: Mapping[str, Tensor], samples: Samples) -> F32:
+    def _classes(
+        self, returned: Mapping[str, Tensor], inputs: Inputs, batch: FixedBatch
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Of tasks with loss "softmax": (P,) losses of the right class by task; and the tensors that the model
+        measures."""
+        chosen = [task.name for task in self._tasks if task.loss == "softmax"]
+        if not chosen or self._declared.losses is None:
+            return {}, {}
+        samples = batch.samples
+        label_P, weight_P = targets_of(samples, self._tasks, self._weight)
+        is_sample_P = np.arange(len(samples)) < batch.num_samples
+        weight_P = {name: np.where(is_sample_P, weight, np.float32(0)) for name, weight in weight_P.items()}
+        if not any(weight_P[name].any() for name in chosen):
+            return {name: torch.zeros(len(samples)) for name in chosen}, {}
+        targets = class_targets(samples, self._tasks, label_P, weight_P)
+        losses = self._declared.losses(dict(returned), inputs, targets)
+        measures = self._declared.measures
+        return (
+            {name: losses[name].float() for name in chosen},
+            {} if measures is None else dict(measures(dict(returned), inputs, targets)),
+        )
+
+    def _losses(self, logits: Mapping[str, Tensor], lost_P: Mapping[str, Tensor], samples: Samples) -> F32:
         """(P,) losses, as in trainer.train.step."""
         label_P, weight_P = targets_of(samples, self._tasks, self._weight)
         total_P = torch.zeros(len(samples))
         for task in self._tasks:
             label, weight = torch.from_numpy(label_P[task.name]), torch.from_numpy(weight_P[task.name])
-            if task.loss == "bce":
+            if task.loss == "softmax":
+                loss_P = lost_P.get(task.name, torch.zeros(len(samples))) * weight
+            elif task.loss == "bce":
                 loss_P = functional.binary_cross_entropy_with_logits(logits[task.name], label, weight, reduction="none")
             else:
                 loss_P = functional.mse_loss(logits[task.name], label, reduction="none") * weight
             total_P = total_P + loss_P * task.weight
         found: F32 = total_P.numpy()
         return found
+
+    def _predicted(self, task: TaskSection, logit_P: Tensor) -> F32:
+        """(P,) probabilities or values."""
+        is_bce = task.loss == "bce"
+        value: F32 = (torch.sigmoid(self._calibration(task.name, logit_P)) if is_bce else logit_P).numpy()
+        return value
 
     def try_out(self, batches: FixedBatches, size: int) -> dict[str, NDArray[Any]]:
         """Values of one empty batch for each requested output that is not a prediction: they show type and shape.
@@ -165,12 +204,6 @@ class Predictor:
             raise SpecError(f"{name!r} returned no value per sample, although it did for the empty batch", "outputs")
         array: NDArray[Any] = (value.float() if value.is_floating_point() else value).contiguous().numpy()
         return array
-
-
-def predicted(task: TaskSection, logit_P: Tensor) -> F32:
-    """(P,) probabilities or values."""
-    value: F32 = (torch.sigmoid(logit_P.float()) if task.loss == "bce" else logit_P.float()).numpy()
-    return value
 
 
 def _by_sample(value: object, num_samples: int) -> bool:

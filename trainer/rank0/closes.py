@@ -20,9 +20,9 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, HeadraceError
 from headrace.pserver.config import LAST_DAY
-from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.consistency.policy import FEATURES, Consistency
 from headrace.pserver.protocol.shards import TableStats
-from headrace.pserver.server.commands import CountRows, JobCounts
+from headrace.pserver.server.commands import CountRows, DigestFeatures, JobCounts
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.job_status import Status, TableStatus
 from headrace.trainer.journal.pass_plan import PassPlan, num_positions
@@ -175,6 +175,7 @@ class RankZeroCloses(CloseDuties):
     ) -> None:
         """`report` gives the present metrics; `bounded`: whether the source has an end, see Freshness."""
         self._schema, self._policy, self._progress, self._report = schema, policy, progress, report
+        self._has_features = bool(schema.histories or schema.counters or job.join)
         self._shards, self._operator = rank0.shards, rank0.operator
         self._planner, self._replay_log = rank0.planner, rank0.replay_log
         self._max_day_jump, self._bad = job.passes.max_day_jump, BadFraction(job.pipe.max_bad_fraction)
@@ -183,8 +184,6 @@ class RankZeroCloses(CloseDuties):
         self._first_day: int | None = None
         self._seen_day = 0
         """The day of the newest pass, even if that was not learnt."""
-        self._day_before = 0
-        """The job's day before the pass that is closing."""
         self._max_span_s: float | None = None
         """Largest span of event times in one pass."""
         self._days: Sequence[int] = ()
@@ -223,7 +222,6 @@ class RankZeroCloses(CloseDuties):
         first_day = self._first_day or 0
         self._days = sorted({day - first_day for each in tallies for day in each.days})
         self._signals = sorted({name for each in tallies for name in each.signals})
-        self._day_before = self.day
         if reading.day is not None and plan.learn:
             self.day = max(self.day, self._seen_day)
         is_new = plan.learn and self._replay_log.operations(plan.number) is None
@@ -250,7 +248,6 @@ class RankZeroCloses(CloseDuties):
         closing = ClosingPass(
             version=plan.number,
             day=self.day,
-            ticks=self.day - self._day_before,
             event_time_s=self.latest_event_s,
             pass_times_s=times_s,
             day_end_s=None if self._first_day is None else (self._first_day + self._seen_day + 1.0) * SECONDS_PER_DAY,
@@ -270,7 +267,7 @@ class RankZeroCloses(CloseDuties):
             events=reading.num_events,
             samples=reading.num_samples,
             rejected=dict(reading.rejected),
-            digests=self._policy.promised(closed.digests),
+            digests=self._policy.promised({**closed.digests, **self._features()}),
             event_time_s=self.latest_event_s,
             window=figures_of(closed.metrics.get("window", {})),
             of_pass=figures_of(closed.metrics.get("pass", {})),
@@ -283,8 +280,14 @@ class RankZeroCloses(CloseDuties):
             self._metrics = closed.metrics
         return update
 
+    def _features(self) -> dict[str, str]:
+        """The digest of histories, counters and the join, where that of all pushes is not promised."""
+        if self._policy.repeatable or not self._has_features:
+            return {}
+        return {FEATURES: self._shards.call(DigestFeatures(), Deadline.after(CLOSE_S))}
+
     def acted(self) -> None:
-        self.day = self._operator.day
+        self.day = self._operator.job.day
 
     def status(self, shown: Status, plan: PassPlan, agreed: AgreedPass, waited_s: NDArray[Any]) -> Status:
         tables = {name: self._table_status(name, stats) for name, stats in self._counts.tables.items()}
@@ -310,7 +313,7 @@ class RankZeroCloses(CloseDuties):
 
     def _table_status(self, name: str, stats: TableStats) -> TableStatus:
         """Slots that share rows have the same number of them."""
-        slots = (slot for slot in self._schema.sparse if slot.sparse.table == name)
+        slots = [slot for slot in self._schema.sparse if slot.sparse.table == name]
         rows = {slot.name: stats.rows_by_group.get(slot.group, 0) for slot in slots}
         return TableStatus(
             rows=stats.num_rows,
@@ -320,6 +323,7 @@ class RankZeroCloses(CloseDuties):
             dirty_rows=stats.dirty_rows,
             rows_by_slot=rows,
             bytes_by_slot={slot: stats.num_bytes * num // max(1, stats.num_rows) for slot, num in rows.items()},
+            frozen=[slot.name for slot in slots if slot.group in stats.frozen_groups],
         )
 
     def _span(self, times_s: tuple[float, float] | None) -> dict[str, float]:

@@ -191,17 +191,38 @@ def resized(store: Path, spec: Mapping[str, Any]) -> dict[str, int]:
 
     Without those that the job file has changed since; `spec` is the present one. Read-only, for the launcher.
     """
-    history, newest = _in_store(store)
-    before = spec if newest is None else fill_defaults(newest.state["spec"])
-    found = overrides_of(newest, before)
-    for record in _operations_after(history, newest):
+    return _numbers_in_force(*_in_store(store), spec)
+
+
+def log_chosen(
+    joblog: Log,
+    history: JobHistory,
+    commit: Commit | None,
+    spec: Mapping[str, Any],
+    numbers: Mapping[str, int],
+    generation: int,
+) -> list[ResizeOperation]:
+    """Log a resize where the launcher of an elastic job has chosen other `numbers` of workers than the log has."""
+    found = _numbers_in_force(history, commit, spec)
+    most = found.get(changes.MOST_TRAINERS, spec["cluster"]["trainers"]["max"])
+    if found.get(changes.TRAINERS, most) == numbers[changes.TRAINERS]:
+        return []
+    resize = ResizeOperation(id=f"elastic-{generation}", keys=numbers)
+    joblog.append(resize)
+    return [resize]
+
+
+def _numbers_in_force(history: JobHistory, commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, int]:
+    before = spec if commit is None else fill_defaults(commit.state["spec"])
+    found = overrides_of(commit, before)
+    for record in _operations_after(history, commit):
         match record.content:
             case ResizeOperation(keys=keys):
                 found |= keys
             case SpecOperation(spec=logged):
                 found, before = changes.remaining(found, before, logged), logged
     found = changes.remaining(found, before, spec)
-    return {key: number for key, number in found.items() if key in (changes.TRAINERS, changes.SHARDS)}
+    return {key: number for key, number in found.items() if key in changes.OF_RESIZES}
 
 
 def _in_store(store: Path) -> tuple[JobHistory, Commit | None]:

@@ -20,11 +20,13 @@ from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.commands import Explain
 from headrace.trainer.config import TrainerJob, WorkerConfig
 from headrace.trainer.journal.succession import HeadContact
+from headrace.trainer.rank0.job_in_force import JobInForce
 from headrace.trainer.rank0.key_memories import memories_of_key
-from headrace.trainer.rank0.operations import OperationRunner, RankUpdate, Request
-from headrace.trainer.rank0.planner import PAUSED, Planner
+from headrace.trainer.rank0.operations import OperationRunner, RankUpdate
+from headrace.trainer.rank0.planner import PAUSED, PassRules, Planner
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
+from headrace.trainer.rank0.requests import Request
 from headrace.trainer.rank0.resize_messages import decode_message, encode_message
 from headrace.trainer.rank0.resizing import ResizePreparation
 from headrace.trainer.rank0.shrink_guard import has_rule
@@ -95,7 +97,7 @@ class RankZero:
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
-            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.aging_tables.items()},
+            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.job.aging_tables.items()},
             "explain": self._explain,
             **self.answers,
         }
@@ -111,8 +113,8 @@ class RankZero:
         return encode_message(self.resizing.exchange(decode_message(message)))
 
     def _explain(self, request: Request) -> dict[str, Any]:
-        slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
-        return describe_key(self.shards, self.operator.schema, slot, request["sign"], Deadline.after(EXPLAIN_S))
+        slot, _ = self.operator.job.key_of(request.get("slot"), request.get("sign"))
+        return describe_key(self.shards, self.operator.job.schema, slot, request["sign"], Deadline.after(EXPLAIN_S))
 
 
 def describe_key(shards: Shards, schema: Schema, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
@@ -148,13 +150,13 @@ def rank_zero(
     workers = None if config.rerun is not None else {TRAINERS: config.world, SHARDS: len(config.shards)}
     resizing = ResizePreparation(hands_over=_may_hand_over(job)) if config.prepares_resizes else None
     prepare = None if resizing is None else resizing.ask
-    operator = OperationRunner(job, replay_log, shards, CLOSE_S, workers, prepare)
-    shrinking = Shrinks(lambda: operator.aging_tables, schema, shards, learn=job.train.learn)
+    operator = OperationRunner(JobInForce(job, workers, config.elastic), replay_log, shards, CLOSE_S, prepare)
+    shrinking = Shrinks(lambda: operator.job.aging_tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
     guards = None if job.guards is None else SlotGuards(job.guards, schema)
     if guards is not None:
         operator.add(guards)
-    contact = None if beginning.head is None else HeadContact(beginning.head.sequence, config.node_timeout)
+    contact = None if beginning.fence is None else HeadContact(beginning.fence, config.node_timeout)
     rank0 = RankZero(beginning, planner, replay_log, operator, shrinking, shards, resizing, guards, contact)
     if resizing is not None:
         operator.add(resizing)
@@ -174,15 +176,18 @@ def _planner(
         return None
     planner = Planner(
         source_of(config, job, beginning.known),
-        job.passes,
-        config.world,
-        job.train.learn_until if job.train.learn else 0,
+        PassRules(
+            job.passes,
+            config.world,
+            learn_until=job.train.learn_until if job.train.learn else 0,
+            ends_after=config.ends_after,
+            sources=SourceSet(job.sources),
+            merged=job.join is not None,
+        ),
         journal=journal,
         known=beginning.known,
         skips=beginning.skips,
         max_full_s=job.commit.max_failing,
-        sources=SourceSet(job.sources),
-        merged=job.join is not None,
     )
     planner.held = (config.store / PAUSED).exists  # before the first request
     return planner

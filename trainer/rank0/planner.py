@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, Queue
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
-from headrace.dataset.spec.config import RECORD_CLOCK, SourceSection
+from headrace.dataset.spec.config import SourceSection
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Partition, Source
@@ -39,7 +39,7 @@ from headrace.trainer.journal.pass_plan import PassPlan, RankSegments, backlog, 
 from headrace.trainer.journal.records import GapOperation, PartitionsOperation
 from headrace.trainer.rank0.equal_shares import cut_equally
 from headrace.trainer.rank0.rank_speeds import RankSpeeds
-from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads, merged_caps, rests_of
+from headrace.trainer.rank0.skew import StreamCaps
 from headrace.trainer.rank0.turns import next_turn
 
 POLL_S = 0.05
@@ -102,39 +102,44 @@ class _Request:
     at_s: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True, slots=True)
+class PassRules:
+    """How the passes of a job are cut."""
+
+    passes: PassesSection
+    num_ranks: int
+    learn_until: int | None = None
+    """Number of positions that are learnt; those after it are only predicted. None: all are learnt."""
+    ends_after: int | None = None
+    """Number of positions after which the stream counts as ended. None: it has its own end, or none."""
+    sources: SourceSet = SourceSet.of(SourceSection())
+    merged: bool = False
+    """Whether passes are cut from the streams merged by event time, as far as these have one clock."""
+
+
 class Planner:
     """Plans passes on a thread of its own. `request` and `take` are called from one thread."""
 
     def __init__(
         self,
         source: Source,
-        passes: PassesSection,
-        num_ranks: int,
-        learn_until: int | None,
-        on_gap: Literal["fail", "earliest", "latest"] = "fail",
+        rules: PassRules,
         *,
         journal: PlanJournal | None = None,
         known: Mapping[str, KnownPartition] | None = None,
         skips: Collection[SkippedRange] = (),
         max_full_s: float = 600.0,
-        sources: SourceSet | None = None,
-        merged: bool = False,
     ) -> None:
-        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`.
-
-        `sources`: the sections of the job's sources; `on_gap` is then theirs. `merged`: passes are cut from the streams
-        merged by event time, as far as these have one clock.
-        """
-        self._source, self._passes, self._num_ranks = source, passes, num_ranks
-        self._learn_until, self._merged = learn_until, merged
-        self._sources = sources or SourceSet.of(SourceSection(on_gap=on_gap))
+        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`."""
+        self._source, self._rules, self._passes, self._sources = source, rules, rules.passes, rules.sources
+        self._caps = StreamCaps(source, rules.sources, rules.passes, merged=rules.merged)
         self._journal = journal or MemoryPlanJournal()
         self.known: Mapping[str, KnownPartition] = dict(known or {})
         """Known partitions. The mapping is replaced, never changed, so any thread may read it."""
         self.skips: tuple[SkippedRange, ...] = tuple(skips)
         """Skipped ranges: those given, and lost ranges since. Any thread."""
         self._lost: dict[str, int] = {}
-        self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
+        self._by_count = (rules.passes.cut or ("count" if source.bounded else "arrival")) == "count"
         self._begun_s = time.monotonic()
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and None to end
         self._answers: Queue[PassPlan | StreamEnded | HeadraceError] = Queue(1)
@@ -142,8 +147,6 @@ class Planner:
         self._absent: set[str] = set()
         self._may_grow = source.bounded and bool(self.known)
         self._was_bounded = not source.bounded and any(each.end is not None for each in self.known.values())
-        self._at_end: frozenset[str] = frozenset()  # unfinished streams that the last pass read completely
-        self._cells: dict[str, int] = {}  # see caps_by_time
         self.num_late = 0
         """Late partitions since the start: their stream was already read beyond their place. Any thread."""
         self._lock = threading.Lock()
@@ -156,7 +159,7 @@ class Planner:
         """True if the job is paused: then neither passes with events nor the end are planned; called by the thread."""
         self.paused = False
         """The last answer of `held`."""
-        self.speeds = RankSpeeds(num_ranks)
+        self.speeds = RankSpeeds(rules.num_ranks)
         """Of the trainers in passes before, where they do not wait for each other."""
         if not in_order(self.known) and len(self.known) > 1:
             log.warning(
@@ -316,9 +319,13 @@ class Planner:
         turn = next_turn(partitions, positions, self._sources, self.skips)
         partitions = turn.partitions
         max_events, learn = self._passes.max_events, True
-        if self._learn_until is not None:
-            left = self._learn_until - request.num_positions
+        if self._rules.learn_until is not None:
+            left = self._rules.learn_until - request.num_positions
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
+        if self._rules.ends_after is not None:
+            if (rest := self._rules.ends_after - request.num_positions) <= 0:
+                return StreamEnded()
+            max_events = min(max_events, rest)
         waiting, waited = sum(backlog(partitions, positions, self.skips)), now_s - request.at_s >= self._passes.wait
         due = waiting >= max_events or (turn.holds and turn.is_final)
         if self._by_count:
@@ -326,7 +333,7 @@ class Planner:
         else:
             due = due or (waiting > 0 and waited)
         if self.paused:
-            self._at_end = frozenset()
+            self._caps.forget_ends()
         if not due or self.paused:
             if not waited or not self.wants_pass():
                 return None
@@ -336,58 +343,15 @@ class Planner:
         return plan
 
     def _cut(self, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int) -> RankSegments:
-        whole = (partitions, positions, max_events, self._num_ranks, self.skips)
+        whole = (partitions, positions, max_events, self._rules.num_ranks, self.skips)
         if not in_order(self.known):
             return cut_equally(*whole)
-        caps = self._caps(partitions, positions, max_events) if max_events else {}
+        caps = self._caps.of(partitions, positions, self.skips, max_events) if max_events else {}
         segments = cut(*whole, caps, self.speeds.shares)
         if not self._source.bounded:
             ends = {segment.partition: segment.end for rank in segments for segment in rank}
-            left = heads(partitions, {**positions, **ends}, self.skips)
-            self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()
+            self._caps.planned(partitions, {**positions, **ends}, self.skips)
         return segments
-
-    def _caps(
-        self, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int
-    ) -> Mapping[str, int]:
-        """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
-        caps: dict[str, int] = {}
-        waiting = heads(partitions, positions, self.skips)
-        clocks = dict.fromkeys(self._sources.clock_of(name, merged=self._merged) for name in waiting)
-        if self._merged and len(clocks) == 1 and self._asks(*clocks):
-            rests = rests_of(partitions, positions, self.skips)
-            return merged_caps(rests, max_events, self._ask, self._cells)
-        for clock in clocks:
-            clock_of = partial(self._sources.clock_of, merged=self._merged)
-            of_clock = [each for each in partitions if clock_of(each.stream_name) == clock]
-            theirs = {name: head for name, head in waiting.items() if clock_of(name) == clock}
-            caps |= self._caps_of(clock, of_clock, positions, theirs)
-        return caps
-
-    def _caps_of(
-        self,
-        clock: str,
-        partitions: Sequence[Partition],
-        positions: Mapping[str, int],
-        waiting: Mapping[str, StreamHead],
-    ) -> Mapping[str, int]:
-        """The caps of the streams of one clock."""
-        holders = [name for name in waiting if name not in self._at_end]
-        if len(holders) < 2:
-            return {}
-        if not self._asks(clock) or (not clock and any(head.partition.period for head in waiting.values())):
-            return caps_by_period(partitions, waiting, holders)
-        max_skew_ms = round(1000 * self._passes.max_skew)
-        rests = rests_of(partitions, positions, self.skips)
-        return caps_by_time(rests, waiting, holders, max_skew_ms, self._ask, self._cells)
-
-    def _asks(self, clock: str) -> bool:
-        """Whether streams of a clock know positions by time."""
-        deadline = Deadline.after(self._passes.max_outage)
-        return clock in ("", RECORD_CLOCK) and self._source.positions_at({}, deadline) is not None
-
-    def _ask(self, times_ms: Mapping[str, int]) -> Mapping[str, int]:
-        return self._source.positions_at(times_ms, Deadline.after(self._passes.max_outage)) or {}
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
         """The next position of each partition, after skipped and lost ranges.

@@ -1,7 +1,7 @@
 """Recovery: rank 0 claims its generation, chooses the newest sound commit, and finds the passes to replay.
 
-Commits are read by trainer.checkpoint.commits, checked and repaired by trainer.rank0.sound_commit, the log is read by
-trainer.journal.log. State is loaded into a trainer by trainer.train.commit_state and the shards.
+Commits are found, checked and repaired by trainer.checkpoint.commit_source, the log is read by trainer.journal.log.
+State is loaded into a trainer by trainer.train.commit_state and the shards.
 trainer.rank0.logged_specs knows under which spec passes were logged.
 """
 
@@ -11,15 +11,19 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.trainer.checkpoint.commits import CheckedFiles, Commit, Commits
+from headrace.trainer.checkpoint.commit_source import CommitSource
+from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.checkpoint.handover import check_newest
 from headrace.trainer.checkpoint.rewind import Lineage, known_partitions, matmuls_after
+from headrace.trainer.config import Rerun
+from headrace.trainer.journal.fence import FenceSequence
 from headrace.trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
 from headrace.trainer.journal.log import Log, LogFence, read
 from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
@@ -30,8 +34,15 @@ from headrace.trainer.journal.records import (
     RestoreOperation,
     SkipOperation,
 )
-from headrace.trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
-from headrace.trainer.rank0.sound_commit import ObjectHead, discard_commits, new_timeline, newest_sound
+from headrace.trainer.rank0.logged_specs import (
+    log_chosen,
+    logged_pass,
+    overrides_of,
+    resettled,
+    settled,
+    specs_after,
+    under_spec,
+)
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
@@ -69,10 +80,15 @@ class RestartPoint:
     """The tables of kernels since the commit, each with the first pass that it holds for, in order."""
     closed: int = 0
     """The last closed pass."""
-    head: ObjectHead | None = None
-    """The object store that is the truth, if the disk is not."""
+    source: CommitSource | None = None
+    """Where log and commits are; None for a rerun."""
     base: Commit | None = None
     """The newest commit: that of `commit`, unless that was handed over."""
+
+    @property
+    def fence(self) -> FenceSequence | None:
+        """The fence, where an object store is the truth."""
+        return None if self.source is None else self.source.sequence
 
 
 @dataclass(frozen=True)
@@ -83,8 +99,8 @@ class Recovery:
     generation: int
     spec: Mapping[str, Any]
     _: KW_ONLY
-    mirror: str | None = None
-    """The address of the mirror, or of the object store that is the truth."""
+    source: CommitSource | None = None
+    """Where log and commits are; None: in `store` alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Logged with the claim."""
     world: int = 1
@@ -93,12 +109,10 @@ class Recovery:
     """Only through passes that were logged under `spec` for as many trainers."""
     taken: Callable[[], int] = lambda: 0
     """Returns the highest number of a timeline that is used elsewhere; called if the store has no log yet."""
-    head: ObjectHead | None = None
-    """The object store that is the truth, if the disk is not."""
-    checked: CheckedFiles | None = None
-    """Files of commits that this process has found sound before."""
     handed: Commit | None = None
     """The state that the generation before handed over to this one, in place of a commit."""
+    chosen: Mapping[str, int] | None = None
+    """The numbers of workers, by key, of a job whose launcher chooses them: logged where they are new."""
 
     def begin(self) -> RestartPoint:
         """Claim the generation and decide where to continue.
@@ -110,33 +124,30 @@ class Recovery:
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, **self.facts}
-        if self.head is None:
-            joblog = self._claimed(facts, 0, None)  # 1
-        else:
-            joblog = self.head.claimed(self.store, facts, self._claimed)
+        source = CommitSource(self.store) if self.source is None else self.source
+        joblog = source.claim(facts, partial(self._claimed, source))  # 1
         failpoint(Failpoint.CLAIMED)
         try:
-            return self._chosen(joblog)  # 2, 3
+            return self._chosen(joblog, source)  # 2, 3
         except HeadraceError:
             joblog.close()
             raise
 
-    def _claimed(self, facts: Mapping[str, Any], highest: int, fence: LogFence | None) -> Log:
+    def _claimed(self, source: CommitSource, facts: Mapping[str, Any], highest: int, fence: LogFence | None) -> Log:
         folder = self.store / "log"
         old = JobHistory.of(read(folder))
         if old.timeline:
             timeline, base = old.timeline, old.base
         else:
-            mirror = self.mirror if self.head is None else None
-            timeline, base = new_timeline(Commits(self.store), mirror, max(self.taken(), highest))
+            timeline, base = source.new_timeline(max(self.taken(), highest))
         deadline = Deadline.after(CLAIM_S)
         return Log.claim(folder, self.generation, deadline, timeline=timeline, base=base, facts=facts, fence=fence)
 
-    def _chosen(self, joblog: Log) -> RestartPoint:
+    def _chosen(self, joblog: Log, source: CommitSource) -> RestartPoint:
         """Steps 2 and 3 of `begin`."""
-        commits, spec, head, records = Commits(self.store), self.spec, self.head, read(joblog.folder)
+        spec, records = self.spec, read(joblog.folder)
         history = JobHistory.of(records)
-        commit, passed_over = newest_sound(commits, Lineage.of(records), self.mirror, head, self.checked)
+        commit, passed_over = source.newest_sound(Lineage.of(records))
         for name in passed_over:
             log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
         base = commit
@@ -147,23 +158,25 @@ class Recovery:
             chosen = None if commit is None else commit.name
             joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
         with joblog.exclusive():
-            discard_commits(commits, list(passed_over))
+            source.discard(list(passed_over))
         logged = [resettled(history, commit, spec, each) for each in found.replay]
         replay = under_spec(joblog, history, commit, spec, self.world, logged, self.logged_only)
         waiting = [settled(history, commit, spec, each) for each in history.waiting()]
+        if self.chosen is not None and not self.logged_only:
+            waiting += log_chosen(joblog, history, commit, spec, self.chosen, self.generation)
         overrides = overrides_of(commit, spec, () if self.logged_only else specs_after(history, commit))
-        if head is not None and commit is not None:
-            found = replace(found, commit=head.restorable(commit))
-            base = found.commit
-        return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head, base=base)
+        if commit is not None and commit is base:
+            base = commit = source.restorable(commit)
+        found = replace(found, commit=commit, base=base, source=source, joblog=joblog)
+        return replace(found, replay=replay, waiting=waiting, overrides=overrides)
 
 
-def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> RestartPoint:
+def rerun_point(rerun: Rerun, spec: Mapping[str, Any]) -> RestartPoint:
     """The beginning of a rerun of another store's log under `spec`: a commit, or the initial state. Writes nothing."""
-    history = JobHistory.of(read(store / "log"))
-    commit = None if name is None else Commits(store).read(name)
+    history = JobHistory.of(read(rerun.store / "log"))
+    commit = None if rerun.commit is None else Commits(rerun.store).read(rerun.commit)
     found = after(history, commit, {})
-    replay = [each for each in found.replay if each.close]
+    replay = [each for each in found.replay if each.close and each.plan.number <= rerun.last]
     overrides = overrides_of(commit, spec)
     return replace(found, replay=replay, last_number=0, skips=(), passed_over={}, overrides=overrides)
 

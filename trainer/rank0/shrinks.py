@@ -15,7 +15,7 @@ from headrace.codec import plain, typed
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
-from headrace.pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
+from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
 from headrace.pserver.server.commands import SurveyShrink
@@ -26,11 +26,12 @@ from headrace.trainer.journal.records import (
     HoldOperation,
     SetOperation,
     ShrinkOperation,
+    SlotOperation,
 )
 from headrace.trainer.rank0 import shrink_guard
-from headrace.trainer.rank0.operations import FROZEN, ClosingPass, Decider, Request
+from headrace.trainer.rank0.operations import ClosingPass, Decider
+from headrace.trainer.rank0.requests import ONLY_PREDICTS, Request, shrink_requested
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, DayAdvance, has_rule, rule_of, signal
-from headrace.validation import nearest
 
 SMALL_ROWS = 262_144
 """A smaller table is counted and swept at the close itself, the same in every run. A larger one is counted, and then
@@ -112,6 +113,7 @@ class Shrinks(Decider):
         if any(isinstance(each, SetOperation) for each in ordered):  # rows are counted under the new settings
             return []
         logged = {each.table for each in ordered if isinstance(each, ShrinkOperation | HoldOperation)}
+        logged = logged.union(*(each.swept for each in ordered if isinstance(each, SlotOperation)))  # counted after it
         found: list[ActingOperation] = []
         for table in sorted(self._due.keys() - logged):
             if close.stats[table].sweeping:  # rows of the shrink before would be counted again
@@ -220,8 +222,8 @@ class Shrinks(Decider):
         if request.get("op") != ShrinkOperation.op:
             return None
         if not self._learn:
-            raise SpecError(FROZEN, "train.learn")
-        shrink = self._checked(request)
+            raise SpecError(ONLY_PREDICTS, "train.learn")
+        shrink = shrink_requested(request, self._tables())
         if request.get("allow") is not True:
             survey = self._count(shrink)
             if survey.fraction > self._tables()[shrink.table].max_shrink_fraction:
@@ -237,7 +239,7 @@ class Shrinks(Decider):
 
         Raises SpecError, and NotYet while rows are being counted.
         """
-        shrink = self._checked(request)
+        shrink = shrink_requested(request, self._tables())
         survey = self._count(shrink)
         return {
             "table": shrink.table,
@@ -245,28 +247,9 @@ class Shrinks(Decider):
             "going": survey.going,
             "fraction": survey.fraction,
             "max_fraction": self._tables()[shrink.table].max_shrink_fraction,
-            "below": self._by_slot(survey.below),
-            "unseen": self._by_slot(survey.unseen),
+            "below": _by_slot(survey.below, self._slots),
+            "unseen": _by_slot(survey.unseen, self._slots),
         }
-
-    def _by_slot(self, counts: Mapping[int, int]) -> dict[str, int]:
-        return {self._slots.get(group, f"group {group}"): count for group, count in sorted(counts.items()) if count}
-
-    def _checked(self, request: Request) -> ShrinkRows:
-        tables, name = self._tables(), request.get("table")
-        if not isinstance(name, str) or name not in tables:
-            raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
-        below, days = request.get("delete_below"), request.get("delete_after_days")
-        if below is not None and not _is_score(below):
-            raise SpecError(f"delete_below is {below!r}: a score is a finite number from 0 to {MAX_FLOAT32}")
-        if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
-            raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
-        if below is None and days is None and not has_rule(tables[name]):
-            raise SpecError(
-                f"table {name!r} has no rule to remove rows: give --delete-below or --delete-after-days, or set "
-                f"tables.{name}.delete_below or .delete_after_days"
-            )
-        return ShrinkRows(table=name, delete_below=None if below is None else float(below), delete_after_days=days)
 
     def _count(self, shrink: ShrinkRows) -> ShrinkSurvey:
         survey = self._shards.call(SurveyShrink(shrink), Deadline.after(SURVEY_S))
@@ -275,8 +258,8 @@ class Shrinks(Decider):
         return survey
 
 
-def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_FLOAT32
+def _by_slot(counts: Mapping[int, int], slots: Mapping[int, str]) -> dict[str, int]:
+    return {slots.get(group, f"group {group}"): count for group, count in sorted(counts.items()) if count}
 
 
 def _command(table: str) -> str:

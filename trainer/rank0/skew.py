@@ -1,16 +1,20 @@
-"""The skew of parallel streams: up to which position each may be read, so that all advance together. Pure functions.
+"""The skew of parallel streams: up to which position each may be read, so that all advance together.
 
 A stream that lags limits those ahead of it. A gap inside a stream limits nothing, nor does a stream without backlog.
 Time comes from names (the periods of files) or, in finer steps, from the times of events. Streams of a join are merged
-event by event instead, so that no pass has a click without the impressions before it. Source queries are left to
-trainer.rank0.planner.
+event by event instead, so that no pass has a click without the impressions before it. Functions are pure but for the
+source's answers; StreamCaps asks it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from headrace.dataset.stream.source import Partition
+from headrace.dataset.spec.config import RECORD_CLOCK
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Partition, Source
+from headrace.deadline import Deadline
+from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.partitions import SkippedRange, StreamPlace, open_ranges, place
 from headrace.trainer.journal.pass_plan import streams
 
@@ -30,6 +34,65 @@ class StreamHead(NamedTuple):
 
     partition: Partition
     position: int
+
+
+class StreamCaps:
+    """The caps of a job's streams, from pass to pass. On the planner's thread."""
+
+    def __init__(self, source: Source, sources: SourceSet, passes: PassesSection, *, merged: bool) -> None:
+        """`merged`: streams of one clock are merged by event time."""
+        self._source, self._sources, self._passes, self._merged = source, sources, passes, merged
+        self._at_end: frozenset[str] = frozenset()
+        """Unfinished streams that the last pass read completely."""
+        self._lowest: dict[str, int] = {}
+        """See caps_by_time."""
+
+    def of(
+        self,
+        partitions: Sequence[Partition],
+        positions: Mapping[str, int],
+        skips: Collection[SkippedRange],
+        max_events: int,
+    ) -> Mapping[str, int]:
+        """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
+        caps: dict[str, int] = {}
+        waiting = heads(partitions, positions, skips)
+        clocks = dict.fromkeys(self._clock_of(name) for name in waiting)
+        if self._merged and len(clocks) == 1 and self._has_times(*clocks):
+            return merged_caps(rests_of(partitions, positions, skips), max_events, self._ask, self._lowest)
+        for clock in clocks:
+            of_clock = [each for each in partitions if self._clock_of(each.stream_name) == clock]
+            theirs = {name: head for name, head in waiting.items() if self._clock_of(name) == clock}
+            holders = [name for name in theirs if name not in self._at_end]
+            if len(holders) < 2:
+                continue
+            if not self._has_times(clock) or (not clock and any(head.partition.period for head in theirs.values())):
+                caps |= caps_by_period(of_clock, theirs, holders)
+            else:
+                max_skew_ms, rests = round(1000 * self._passes.max_skew), rests_of(of_clock, positions, skips)
+                caps |= caps_by_time(rests, theirs, holders, max_skew_ms, self._ask, self._lowest)
+        return caps
+
+    def planned(
+        self, partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[SkippedRange]
+    ) -> None:
+        """A pass was cut that ends at these positions."""
+        self._at_end = frozenset(each.stream_name for each in partitions) - heads(partitions, positions, skips).keys()
+
+    def forget_ends(self) -> None:
+        """No stream counts as read completely, as after a start."""
+        self._at_end = frozenset()
+
+    def _clock_of(self, stream: str) -> str:
+        return self._sources.clock_of(stream, merged=self._merged)
+
+    def _has_times(self, clock: str) -> bool:
+        """Whether streams of a clock know positions by time."""
+        deadline = Deadline.after(self._passes.max_outage)
+        return clock in ("", RECORD_CLOCK) and self._source.positions_at({}, deadline) is not None
+
+    def _ask(self, times_ms: Mapping[str, int]) -> Mapping[str, int]:
+        return self._source.positions_at(times_ms, Deadline.after(self._passes.max_outage)) or {}
 
 
 def heads(

@@ -23,7 +23,7 @@ from headrace.trainer.exports.destination import EXPORT_PATH, TIMELINE, ExportFo
 from headrace.trainer.exports.reader import (
     CURRENT,
     FORMAT,
-    Export,
+    ReadableExport,
     check_fields,
     checked_name,
     object_of,
@@ -31,7 +31,7 @@ from headrace.trainer.exports.reader import (
     state_at,
 )
 from headrace.trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
-from headrace.trainer.exports.slot_files import SlotFiles, replay, slot_files_at
+from headrace.trainer.exports.slot_files import SlotFiles, Statistics, replay, slot_files_at
 from headrace.trainer.replica.replica_state import ServedVersion
 from headrace.trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
@@ -163,7 +163,7 @@ class ExportUpdates:
         return update
 
 
-def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> ReplicaUpdate:
+def read(chain: Sequence[ReadableExport], current: CurrentExport, *, whole: bool) -> ReplicaUpdate:
     """An update with the state after a whole chain, or with the changes of some deltas. Raises ExportUnusable."""
     newest = chain[-1]
     for export in chain:
@@ -196,21 +196,22 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         exact=all(_is_exact(export) for export in chain),
         goes_back=current.goes_back,
         memories=frozenset(each.table for each in memories),
+        decays={each.table: each.of_export(newest).version for each in memories if isinstance(each, Statistics)},
     )
 
 
-def _is_exact(export: Export) -> bool:
+def _is_exact(export: ReadableExport) -> bool:
     """Whether an export has every row, or every changed one, with all its bits."""
     thresholds, tables = export.manifest.get("thresholds"), export.manifest["tables"].values()
     plain = isinstance(thresholds, dict) and not any(thresholds.values())
     return plain and all(table.get("dtype") == "float32" for table in tables)
 
 
-def _bytes(export: Export, path: str) -> bytes | None:
+def _bytes(export: ReadableExport, path: str) -> bytes | None:
     return export.file(path).read_bytes() if path in export.files else None
 
 
-def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
+def _table(chain: list[ReadableExport], table: str, *, whole: bool) -> TableUpdate:
     try:
         if whole:
             return TableUpdate([_rows(chunk) for chunk in state_at(chain, table)], np.empty(0, np.uint64))
@@ -221,8 +222,8 @@ def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
     return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
 
 
-def _memory(chain: Sequence[Export], memory: SlotFiles, *, whole: bool) -> TableUpdate:
-    """As `_table`, of histories or counters."""
+def _memory(chain: Sequence[ReadableExport], memory: SlotFiles, *, whole: bool) -> TableUpdate:
+    """As `_table`, of what the job remembers."""
     try:
         rows = [_rows(chunk) for chunk in replay(chain, memory)]
         gone = [] if whole else [chunk.key_R for chunk in replay(chain, memory, gone=True)]
@@ -231,7 +232,7 @@ def _memory(chain: Sequence[Export], memory: SlotFiles, *, whole: bool) -> Table
     return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
 
 
-def _newest(chain: list[Export], table: str, *, gone: bool) -> Iterator[RowChunk]:
+def _newest(chain: list[ReadableExport], table: str, *, gone: bool) -> Iterator[RowChunk]:
     """The keys of some deltas whose newest entry is a row or, if `gone`, a tombstone."""
     streams = []
     for export in chain:

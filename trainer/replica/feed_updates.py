@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Unavailable
 from headrace.keys import are_among, unique_keys
+from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.feed.feed_client import FeedStream, FeedTooSlow
 from headrace.pserver.feed.feed_messages import FeedMessage
 from headrace.pserver.feed.table_changes import PresentRows, TableDelta
+from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.pserver.proto import feed_pb2 as pb
 from headrace.retry import Backoff
 from headrace.trainer.replica.export_updates import ExportUpdates
@@ -98,6 +100,8 @@ class _Step:
     tables: dict[str, list[TableDelta]]
     exact: bool
     """Whether the base was read before, so that the rows are exactly of that version."""
+    decays: Mapping[str, Any]
+    """By table of statistics of rows: the day of the version, and the rates up to it."""
 
 
 @dataclass(slots=True)
@@ -124,12 +128,20 @@ class _ShardParts:
             case pb.FeedPart.READ:
                 self.is_read = True
             case pb.FeedPart.VERSION:
-                self.steps.append(_Step(part.version, self.open, self.is_read))
+                self.steps.append(_Step(part.version, self.open, self.is_read, part.facts.get("decays", {})))
                 self.open = {}
 
     def versions(self) -> set[int]:
         """The versions that are exact."""
         return {step.version for step in self.steps if step.exact}
+
+    def decays_at(self, version: int) -> dict[str, DayDecay]:
+        """The decays of a version, by table. Raises InvalidShardCall."""
+        found = next(step.decays for step in self.steps if step.version == version)
+        try:
+            return {name: DayDecay.told(told) for name, told in found.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidShardCall(f"statistics of rows at version {version}: {error}") from error
 
     def take(self, upto: int) -> list[Mapping[str, list[TableDelta]]]:
         """Take all that was sent up to a version, oldest first."""
@@ -302,6 +314,7 @@ class FeedUpdates:
         """Call with `following.turn` held."""
         shards, rank0 = following.shards, following.rank0
         whole = any(shard.whole for shard in shards)
+        decays = shards[0].decays_at(version)  # all shards have the same days and rates
         sent = [shard.take(version) for shard in shards]
         tensors, event_time_s, event_times = rank0.take(version, following.given)
         following.turn.notify_all()
@@ -322,6 +335,7 @@ class FeedUpdates:
             dense=tensors,
             event_time_s=event_time_s,
             memories=frozenset(rank0.facts.get("memories", ())),
+            decays=decays,
             model=model if model != told_model else None,
             onnx=onnx if onnx != told_onnx else None,
             event_times=None if whole else event_times,

@@ -20,9 +20,9 @@ Shapes: B samples, N signs of one table.
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -249,27 +249,34 @@ class RequestReader:
 
     def _of_events(self, request: Json) -> InferenceInputs:
         """The samples of raw events."""
+        if type(events := request["events"]) is list and len(events) > self.max_batch:
+            raise InvalidInference(f"{len(events)} events in one request; send 1 to {self.max_batch}")
+        found = [*islice(self.batches_of_events(request), 2)]
+        if len(found) != 1:
+            num_samples = f"more than {self.max_batch}" if found else "no"
+            raise InvalidInference(f"{num_samples} samples in {len(events)} events; send 1 to {self.max_batch}")
+        return found[0]
+
+    def batches_of_events(self, request: Json) -> Iterator[InferenceInputs]:
+        """The samples of any number of raw events, in batches. Raises InvalidInference."""
         features, events = self.model.features, request["events"]
         if features is None:
-            raise InvalidInference(f'this model has no features of raw events: {self._no_features()}; send "inputs"')
+            raise InvalidInference(
+                'this model has no features of raw events: its job has not pipe.kind = "columns"; send "inputs"'
+            )
         if "inputs" in request or type(events) is not list or not events:
             raise InvalidInference('a request has either "inputs", or "events", a list of events')
-        if len(events) > self.max_batch:
-            raise InvalidInference(f"{len(events)} events in one request; send 1 to {self.max_batch}")
         try:
             texts = [each.encode() if type(each) is str else json.dumps(each).encode() for each in events]
             samples, event_B = features.samples(texts)
         except (BadInput, UnicodeEncodeError) as error:
             raise InvalidInference(str(error)) from None
-        if not 0 < len(samples) <= self.max_batch:
-            raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self.max_batch}")
         time_s_B = self._event_times(request, len(events), event_B)
-        return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
-
-    def _no_features(self) -> str:
-        """The reason that an export describes no features of events (see dataset.features.served_events)."""
-        filled = [slot["name"] for slot in self.model.slots if "statistics" in slot]
-        return f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
+        for begin in range(0, len(samples), self.max_batch):
+            of = slice(begin, begin + self.max_batch)
+            inputs = golden_inputs(self.model, samples.slice(begin, self.max_batch))
+            times = None if time_s_B is None else time_s_B[of]
+            yield replace(inputs, events=event_B[of].tolist(), time_s_B=times)
 
     def _event_times(self, request: Json, num_events: int, event_B: I64) -> F64 | None:
         """The times of the samples of raw events, if the request has those of its events."""

@@ -18,6 +18,7 @@ from headrace.trainer.replica.replica_table import ReplicaTable, TableStep, Tabl
 from headrace.trainer.replica.serving_model import (
     DenseGraph,
     InferenceInputs,
+    Memories,
     ServingModel,
     Tensors,
     filled,
@@ -71,8 +72,8 @@ class KeptVersion:
     event_time_s: float | None
     served_at_s: float
     """When it was first served, unix seconds."""
-    memories: frozenset[str] = frozenset()
-    """The tables of histories and counters that it has."""
+    memories: Memories
+    """The memories of the job that the version has."""
 
     @property
     def num_bytes(self) -> int:
@@ -270,7 +271,7 @@ class ReplicaState:
             epoch = TableEpoch({name: ReplicaTable(width, _count(update, name)) for name, width in widths.items()})
             for name, table in epoch.tables.items():
                 table.load(_rows(update, name, table.width))  # 1, 2
-            facts = update.event_time_s, now_s, update.memories
+            facts = update.event_time_s, now_s, Memories(update.memories, update.decays)
             kept = KeptVersion(version, epoch, 0, {}, model, weights, *facts)
             view = VersionView(kept, _views(epoch, 0), 0)
             _try(view, update)  # 3
@@ -278,7 +279,8 @@ class ReplicaState:
             self._publish(view)  # 4, 5
             return kept
         epoch, idle, steps = newest.epoch, self._idle(newest.epoch), dict[str, TableStep]()
-        facts = update.event_time_s, now_s, newest.memories & update.memories
+        held = Memories(newest.memories.tables & update.memories, update.decays)
+        facts = update.event_time_s, now_s, held
         kept = KeptVersion(version, epoch, newest.place + 1, steps, model, weights, *facts)
         try:
             for name, table in epoch.tables.items():
@@ -433,7 +435,7 @@ def _views(epoch: TableEpoch, side: int) -> dict[str, TableView]:
 def _try(view: VersionView, update: ReplicaUpdate) -> None:
     """Predict the golden samples, or an empty one where there are none. Raises UpdateRefused, BadInput."""
     kept = view.kept
-    known = tuple(name for name, each in kept.model.memories.items() if each.table in kept.memories)
+    known = tuple(name for name, needed in kept.model.memories.items() if kept.memories.has(needed))
     inputs = replace(kept.model.empty(), left_out=known)
     filled(kept.model, view.tables, inputs, kept.memories)  # its kernels are compiled before a request waits for them
     if update.golden is not None:

@@ -8,8 +8,8 @@ Shapes: B samples, S slots of a table, N signs of a table in the order slot, sam
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
 
 import numpy as np
 import onnx
@@ -23,11 +23,20 @@ from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.samples.trim import trim
 from headrace.dataset.spec.config import SlotKind
 from headrace.errors import BadInput
+from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports import golden as goldens
 from headrace.trainer.exports.onnx_model import PREFIX, OnnxModel
-from headrace.trainer.exports.slot_files import served_schema, slot_files_of
-from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column
+from headrace.trainer.exports.slot_files import (
+    AnySlotFiles,
+    Counters,
+    Histories,
+    Statistics,
+    filling,
+    served_schema,
+    slot_files_of,
+)
+from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column, known_column
 from headrace.trainer.replica import pooling_kernels
 from headrace.trainer.replica.replica_table import TableView
 from headrace.trainer.replica.updates import F32, U64
@@ -229,15 +238,17 @@ class ServingModel:
         if left_out:
             raise BadInput(f"table {left_out[0]!r} is not in these exports: without it nothing can be answered")
         self.described, self.graph, self.schema = described, graph, served_schema(described)
-        self.memories = {each.slot: each for each in slot_files_of(self.schema)}
+        found = slot_files_of(self.schema)
+        self.memories = {slot.name: filling(slot, found) for slot in self.schema.filled}
+        """By slot that the job fills: what it needs of that which the job remembers."""
         self.features = ServedFeatures(described["features"]) if described.get("features") else None
         if missing := [name for name in self.outputs if name not in graph.outputs]:
             raise BadInput(f"dense.onnx does not say {missing[0]!r}, which model.json names as an output")
         self._check_inputs()
 
     def widths(self, memories: frozenset[str] | None = None) -> dict[str, int]:
-        """Floats of a row by table, of `memories` too: tables of histories and counters; None: of all these."""
-        of_memories = {each.table: each.width for each in self.memories.values()}
+        """Floats of a row by table, of `memories` too: tables of what the job remembers; None: of all these."""
+        of_memories = {each.table: each.width for needed in self.memories.values() for each in needed}
         chosen = {name: width for name, width in of_memories.items() if memories is None or name in memories}
         return {**{each.name: each.width for each in self.tables}, **chosen}
 
@@ -308,34 +319,68 @@ def _golden_signs(table: SlotLayout, samples: pa.Table, left_out: Sequence[str])
     return TableSigns(np.concatenate(signs).astype(np.uint64), offset_SB1, np.concatenate(weights))
 
 
-# Fills slots with histories and counters of the served version, where a request leaves them out.
+# Fills slots with what the job remembers at the served version, where a request leaves them out.
 #
 # Shapes: B samples, U unique keys, D floats of a row; as above.
 
 
 class MemoryMissing(BadInput):
-    """A request leaves out a slot, and the served version has no histories or counters for it."""
+    """A request leaves out a slot, and the served version came without what fills it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """The memories of the job that a version has."""
+
+    tables: frozenset[str] = frozenset()
+    """Of histories, counters and statistics of rows."""
+    decays: Mapping[str, DayDecay] = field(default_factory=dict)
+    """By table of statistics: the day of the version, and the rates up to it."""
+
+    def has(self, needed: Sequence[AnySlotFiles]) -> bool:
+        """Whether a slot can be filled that needs these."""
+        return all(
+            each.table in self.tables and (each.table in self.decays or not isinstance(each, Statistics))
+            for each in needed
+        )
+
+    def rows_from(self, views: Mapping[str, TableView]) -> RowsOf:
+        """Reads rows in `views`; shows and clicks as they are on the version's day."""
+
+        def rows_of(table: str, _group: int, keys_U: U64) -> F32:
+            view, row_U = views[table], np.empty(len(keys_U), np.int32)
+            find(view.index_I, view.keys_R, keys_U, row_U)
+            rows_UD = np.zeros((len(keys_U), view.rows_RW.shape[1]), np.float32)
+            rows_UD[row_U != EMPTY] = view.rows_RW[row_U[row_U != EMPTY]]
+            return self.decays[table].present(rows_UD) if table in self.decays else rows_UD
+
+        return rows_of
 
 
 def filled(
-    model: ServingModel, views: Mapping[str, TableView], inputs: InferenceInputs, memories: frozenset[str]
+    model: ServingModel, views: Mapping[str, TableView], inputs: InferenceInputs, memories: Memories
 ) -> InferenceInputs:
-    """The inputs with all slots; `memories`: the tables of histories and counters in `views`. Raises MemoryMissing."""
+    """The inputs with all slots; `memories` are in `views`. Raises MemoryMissing."""
     if not inputs.left_out:
         return inputs
-    samples, rows_of = _keyed_samples(model, inputs), _rows_from(views)
+    samples, rows_of = _keyed_samples(model, inputs), memories.rows_from(views)
     columns, dense = dict[str, Ragged](), dict(inputs.dense)
     for name in inputs.left_out:
-        memory, slot = model.memories[name], model.schema.by_name[name]
-        if memory.table not in memories:
+        needed, slot = model.memories[name], model.schema.by_name[name]
+        if not memories.has(needed):
             what = "signs" if slot.kind is SlotKind.SPARSE else "values"
             raise MemoryMissing(
-                f"input {name!r} is missing, and this version came without {memory.kind}: send its {what}"
+                f"input {name!r} is missing, and this version came without {needed[0].kind}: send its {what}"
             )
-        if slot.kind is SlotKind.SPARSE:
-            columns[name] = history_column(samples, slot, model.schema, rows_of)
-        else:
-            dense[name] = counted_column(samples, slot, model.schema, rows_of)
+        match needed[0]:
+            case Histories():
+                columns[name] = history_column(samples, slot, model.schema, rows_of)
+            case Counters():
+                dense[name] = counted_column(samples, slot, model.schema, rows_of)
+            case Statistics():
+                dense[name] = known_column(samples, slot, model.schema, rows_of)
+            case _:
+                assert_never(needed[0])
     pairs = zip(model.tables, inputs.signs, strict=True)
     return replace(inputs, signs=[_with(table, signs, columns) for table, signs in pairs], dense=dense, left_out=())
 
@@ -375,14 +420,3 @@ def _with(table: SlotLayout, signs: TableSigns, columns: Mapping[str, Ragged]) -
         offsets.append(offset_B1 + begin)
         begin += len(sign_N)
     return TableSigns(np.concatenate(parts), np.array(offsets, np.int64), np.concatenate(weights))
-
-
-def _rows_from(views: Mapping[str, TableView]) -> RowsOf:
-    def rows_of(table: str, _group: int, keys_U: U64) -> F32:
-        view, row_U = views[table], np.empty(len(keys_U), np.int32)
-        find(view.index_I, view.keys_R, keys_U, row_U)
-        rows_UD = np.zeros((len(keys_U), view.rows_RW.shape[1]), np.float32)
-        rows_UD[row_U != EMPTY] = view.rows_RW[row_U[row_U != EMPTY]]
-        return rows_UD
-
-    return rows_of

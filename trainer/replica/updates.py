@@ -7,13 +7,14 @@ Shapes: U unique keys of one table, D floats that inference reads of a row.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
+from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.trainer.status.freshness import EventTimes
 
 F32 = NDArray[np.float32]
@@ -77,7 +78,10 @@ class ReplicaUpdate:
     goes_back: bool = False
     """Whether a whole update may be older than the version before: the job went back to it."""
     memories: frozenset[str] = frozenset()
-    """The tables of histories and counters that are among `tables`: their rows as shards hold them."""
+    """The tables of histories, counters and statistics of rows that are among `tables`: rows as shards hold them, or
+    show, click and the day of which they are."""
+    decays: Mapping[str, DayDecay] = field(default_factory=dict)
+    """Of each table of statistics of rows among `memories`: the day of the version, and the rates up to it."""
     event_times: EventTimes | None = None
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 

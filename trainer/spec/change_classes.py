@@ -45,6 +45,8 @@ AT_ONCE = (
     "cluster",
     "pipe.dead_letters",
     "pipe.processes",
+    "train.tune",
+    "tuning",
     "train.step_deadline",
     "train.prefetch_batches",
     "train.on_nonfinite",
@@ -60,6 +62,7 @@ AT_ONCE = (
     "exports",
     "guards",
     "predict",
+    "evaluator",
 )
 """Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""
 WIRE = "cluster.wire"
@@ -71,7 +74,8 @@ NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "def
 OF_MODELS = ("hidden", "towers", "cross_layers", "low_rank", "structure", "bottom", "classes", "mode")
 """Settings of Headrace's own models that define the shapes of their weights."""
 HOT = (
-    *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
+    *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", "schedule", "weight_decay", "l2")),
+    *(f"tables.*.{key}" for key in (*_LIFE, "max_shrink_fraction")),
     *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
     *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
     "dense.optimizer.lr",

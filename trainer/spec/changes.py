@@ -13,20 +13,23 @@ from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.errors import SpecError
+from headrace.pserver.row_optimizers import ROW_OPTIMIZERS
 from headrace.renamed_keys import present_path
 from headrace.secrets import SECRET_KEYS
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.dense_config import DENSE_STRATEGIES, strategy_kind
 from headrace.trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
-from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.spec.defaults import fill_defaults, unwritten_defaults
 from headrace.trainer.spec.slot_changes import SlotChanges, slot_changes
 from headrace.trainer.spec.slot_rules import check_slot_rules
-from headrace.validation import nearest
+from headrace.validation import nearest, no_such
 
-TRAINERS, SHARDS = "cluster.trainers", "cluster.shards"
-"""The keys that `headrace resize` overrides."""
+TRAINERS, SHARDS, MOST_TRAINERS = OF_RESIZES = "cluster.trainers", "cluster.shards", "cluster.trainers.max"
+"""The keys that `headrace resize` overrides; the last one where the number of trainers is elastic."""
 OF_SLICES = "dense.optimizer.kind"
 """This defines the layout of a row with a slice of the dense parameters."""
+OF_MOMENTUM = "dense.optimizer.momentum"
+"""And so does this, where it is above 0."""
 
 Overrides = Mapping[str, Any]
 """Values that were set while the job ran, by the path of their key."""
@@ -77,7 +80,7 @@ class KeyChange(NamedTuple):
 def key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
     """The changed keys of two specs, each with its class; see trainer.spec.change_classes."""
     before, after = fill_defaults(old), fill_defaults(new)
-    was, now = dict(flat_values(before)), dict(flat_values(after))
+    was, now = ({**dict(flat_values(unwritten_defaults(spec))), **dict(flat_values(spec))} for spec in (before, after))
     found = []
     for key in changed_keys(old, new):
         change, note = _meaning(key, before, after)
@@ -97,8 +100,12 @@ def _meaning(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> t
             return ChangeClass.CARRIED, "the table comes or goes with its slots"
         case "tables" if key.endswith("extend_at") and _extends(before, key) != _extends(after, key):
             return ChangeClass.NEW, ""
+        case "tables" if rest.split(".")[1:2] == ["schedule"] and _ends_schedule(before, after, rest.split(".")[0]):
+            return ChangeClass.NEW, f"the schedule to none with {_FOLLOWS_RATE}"
         case "dense" if key == OF_SLICES and all(_on_shards(spec) for spec in (before, after)):
             return ChangeClass.NEW, ""
+        case "dense" if key == OF_MOMENTUM and _begins_momentum(before, after):
+            return ChangeClass.NEW, "momentum from or to 0 on shards, whose rows hold it,"
         case "model" if change is ChangeClass.NEW and key != "model.name" and _own_class(before, after):
             return ChangeClass.BETWEEN, "if the shapes of the weights stay"
     return change, note
@@ -135,6 +142,17 @@ def schema_of(spec: Mapping[str, Any]) -> Schema:
     return Schema.of(validate(SlotsSpec, {"slots": spec.get("slots", [])}).slots)
 
 
+_FOLLOWS_RATE = 'an optimizer whose weights follow from the rate; schedule = {kind = "constant"} keeps them'
+
+
+def _ends_schedule(before: Mapping[str, Any], after: Mapping[str, Any], table: str) -> bool:
+    """Whether rows lose the schedule of a table and cannot do without it: FTRL's state is for the last rate."""
+    was, now = before["tables"][table], after["tables"][table]
+    ends = was.get("schedule") is not None and now.get("schedule") is None
+    kind = now.get("optimizer", {}).get("kind")
+    return ends and kind is not None and ROW_OPTIMIZERS.load(kind).follows_rate
+
+
 def _own_class(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether the model is a class of the user's own, whose settings may mean anything."""
     return all(spec.get("model", {}).get("class") is not None for spec in (before, after))
@@ -169,6 +187,12 @@ def _on_shards(spec: Mapping[str, Any]) -> bool:
     return name in DENSE_STRATEGIES.names() and strategy_kind(name).on_shards
 
 
+def _begins_momentum(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether one of two specs with the dense parameters on shards has momentum."""
+    has = [bool(spec.get("dense", {}).get("optimizer", {}).get("momentum")) for spec in (before, after)]
+    return has[0] != has[1] and _on_shards(before) and _on_shards(after)
+
+
 def _extends(spec: Mapping[str, Any], key: str) -> bool:
     """True if rows of the table of `key` get their vector later; then each row records whether it has one."""
     table = spec.get("tables", {}).get(key.split(".")[1], {})
@@ -196,7 +220,7 @@ def _hint(job: TrainerJob, key: str) -> str:
 
 def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
     """The job with these values instead of its own. Raises SpecError as for a job file with them."""
-    hot = {key: value for key, value in present_names(overrides).items() if key not in (TRAINERS, SHARDS)}
+    hot = {key: value for key, value in present_names(overrides).items() if key not in OF_RESIZES}
     if not hot:
         return job
     raw = job.model_dump(mode="json")
@@ -213,7 +237,7 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
         raise SpecError("nothing is set: give KEY=VALUE")
     keys = present_names(keys)
     for key in keys:
-        if key in (TRAINERS, SHARDS):
+        if key in OF_RESIZES:
             raise SpecError("cannot be set; `headrace resize` changes it while the job runs", key)
         if not is_hot(key):
             raise SpecError(f"cannot be set while the job runs; {_hint(job, key)}these can: {', '.join(HOT)}", key)
@@ -221,6 +245,10 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
     for key in (key for key in keys if key.endswith(".extend_at")):
         if None in (_extend_at(before, key), _extend_at(changed, key)):
             raise SpecError("can be set from a number to a number only: the layout of rows depends on it", key)
+    for key in (key for key in keys if key.startswith("tables.") and key.endswith(".schedule")):
+        if _ends_schedule(before.model_dump(mode="json"), changed.model_dump(mode="json"), key.split(".")[1]):
+            raise SpecError(f"cannot be removed with {_FOLLOWS_RATE}", key)
+    changed.train.policy.check_optimizers(changed.dense.optimizer.of_rows(), changed.tables)
     return changed
 
 
@@ -245,7 +273,7 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
             continue
         if depth == 1 and name not in node:
             what = "table" if sections[0] == "tables" else "section"
-            raise SpecError(f"there is no {what} {name!r}; {nearest(name, node)}", path)
+            raise SpecError(no_such(what, name, node), path)
         if name == "first_order_optimizer" and node[name] is None:
             node[name] = dict(node["optimizer"])
         node = node.setdefault(name, {})

@@ -17,6 +17,11 @@ def label_bounds_of(job: TrainerJob) -> list[LabelBounds]:
     return found + [LabelBounds.of_classes(task.label, number) for task in job.tasks if task.loss == "softmax"]
 
 
+def masks_of(job: TrainerJob) -> dict[str, str]:
+    """The labels that may be absent: the slot that is 0 then, or "" where a join adds the label."""
+    return {task.label: task.mask for task in job.tasks if task.mask} | ({job.join.label: ""} if job.join else {})
+
+
 def has_divided_classes(job: TrainerJob) -> bool:
     """Whether classes of a model of Headrace are divided over trainers, so that none has the whole model."""
     return is_of_classes(job.model.name) and job.model.settings.get("mode", "full") != "full"
@@ -25,9 +30,11 @@ def has_divided_classes(job: TrainerJob) -> bool:
 def check_class_rules(job: TrainerJob) -> None:
     """Raise SpecError for a task with many classes that does not fit the rest."""
     many = [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]
-    if is_of_classes(job.model.name) and (len(job.tasks) > 1 or not many):
+    if is_of_classes(job.model.name) and many != [0]:
         raise SpecError(
-            f'{job.model.name} has one task, with loss = "softmax" and the number of the item as its label', "tasks"
+            f'the first task of {job.model.name} has loss = "softmax" and the number of the item as its label, and '
+            "others have other losses",
+            "tasks",
         )
     for number in many:
         _check_task(job, job.tasks[number], f"tasks.{number}")
@@ -45,8 +52,8 @@ def _check_task(job: TrainerJob, task: TaskSection, path: str) -> None:
         )
     if task.mask is not None:
         raise SpecError("a task with many classes has no mask; leave such samples out in the pipe", f"{path}.mask")
-    if task.weight != 1:
-        raise SpecError("a task with many classes is the only one: change dense.optimizer.lr", f"{path}.weight")
+    if task.weight != 1 and len(job.tasks) == 1:
+        raise SpecError("this task is the only one: change dense.optimizer.lr instead", f"{path}.weight")
     if job.join is not None and job.join.label == task.label:
         raise SpecError("a join tells whether there was a click, not the number of a class", "join.label")
 
@@ -57,12 +64,10 @@ def _check_divided(job: TrainerJob) -> None:
     refused = {
         "train.mode": not train.policy.meets_in_steps,
         "train.staleness": train.staleness > 0,
-        "train.amp": train.amp != "off",
         "train.learn": not train.learn,
         "train.learn_until": train.learn_until is not None,
         "metrics.infer_first": job.metrics.infer_first,
         "dense.strategy": dense.strategy != "all_reduce",
-        "dense.accumulate": dense.accumulate > 1,
         "dense.overlap": dense.overlap,
         "dense.hierarchy": dense.hierarchy is not None,
         "dense.compression": dense.compression != "none",

@@ -3,24 +3,33 @@
 A logged spec has every key, and the number of its set. Specs logged before sets had numbers left defaults out; they use
 set 1. `defaults_<n>.json` is set n, frozen, by class of the spec's models and key. A later key is in no frozen set and
 takes the default of its class, unless older stores need another one. To change a default: freeze the newest set as the
-file of its number, raise NEWEST_DEFAULTS, and change the class. Imports no torch.
+file of its number, raise NEWEST_DEFAULTS, and change the class. From set 5 on, a table without an optimizer gets rates
+by the number of slots (`rows_learn`). Imports no torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from headrace import documents
-from headrace.config import Section, validate
+from headrace.config import GrownSection, Section, validate
+from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
+from headrace.pserver.row_optimizers import Adagrad
 from headrace.renamed_keys import with_present_names
 from headrace.trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
 from headrace.trainer.models.registry import MODELS, settings_of
 
 FIRST = 1
 """The set of a logged or committed spec without a number."""
+RATES_BY_SLOTS = 5
+"""The first set in which the rates of rows follow from the number of slots."""
+MIN_SLOTS = 6
+"""Fewer slots have the rates of so many."""
+OF_ROWS = frozenset({"optimizer", "first_order_optimizer", "grad_scale"})
+"""Keys of a table that say how its rows learn. If one is set, the others keep the defaults of their classes."""
 LATER_OF_CLUSTER: Mapping[str, Any] = {
     **{"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False},
     **{"launcher": "local", "node_timeout": 30.0, "ray_address": None, "wire": "float32"},
@@ -43,6 +52,28 @@ def fill_defaults(spec: Mapping[str, Any], *, unset: int = FIRST) -> dict[str, A
     return documents.parse_object(_in_full(json.dumps(spec, default=str), unset), "a spec")
 
 
+def unwritten_defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of later keys, which no full spec has where they are not set, by the path of the key."""
+    try:
+        return dict(_unwritten(validate(TrainerJob, spec, only_known=True), ""))
+    except SpecError:
+        return {}
+
+
+def _unwritten(value: object, path: str) -> Iterator[tuple[str, Any]]:
+    match value:
+        case Section():
+            fields = type(value).model_fields
+            for name in value.later if isinstance(value, GrownSection) else ():
+                if getattr(value, name) == fields[name].default:
+                    yield f"{path}{name}", fields[name].default
+            for name, field in fields.items():
+                yield from _unwritten(getattr(value, name), f"{path}{field.alias or name}.")
+        case Mapping():
+            for name, part in value.items():
+                yield from _unwritten(part, f"{path}{name}.")
+
+
 @lru_cache(MAX_REMEMBERED)
 def _in_full(text: str, unset: int) -> str:
     spec = documents.parse_object(text, "a spec")
@@ -53,11 +84,39 @@ def _in_full(text: str, unset: int) -> str:
         full = _written_out(job, job.model_dump(mode="json", by_alias=True), frozen(number))
     except SpecError:
         return json.dumps(spec)
+    if number >= RATES_BY_SLOTS:
+        learn = rows_learn(len(Schema.of(job.slots).sparse))
+        for name, table in job.tables.items():
+            if not OF_ROWS & table.model_fields_set:
+                full["tables"][name] |= learn
+                if not table.first_order:
+                    full["tables"][name]["first_order_optimizer"] = None
     rest = {name: section for name, section in spec.items() if name not in full}
     cluster = frozen(number).get("ClusterSection", {})
     if cluster or "cluster" in rest:
         rest["cluster"] = {**LATER_OF_CLUSTER, **cluster, **rest.get("cluster", {})}
     return json.dumps({**full, **rest})
+
+
+def rows_learn(num_slots: int) -> dict[str, Any]:
+    """How rows learn, by the number of sparse slots, in a table that does not say it.
+
+    A sample moves one row of each slot at once, and their sum is the prediction: first-order weights take steps of
+    1 / sqrt(slots). Vectors meet in pairs, each with all others: 1 / slots. The accumulators begin above 0, so a first
+    step is as long as its error is large. trainer/README.md has the measurements.
+    """
+    num = max(num_slots, MIN_SLOTS)
+    vector = Adagrad(lr=_two_digits(0.4 / num), initial=0.1)
+    first_order = Adagrad(lr=_two_digits(0.4 / num**0.5), initial=1.0)
+    return {
+        "optimizer": vector.model_dump(mode="json"),
+        "first_order_optimizer": first_order.model_dump(mode="json"),
+        "grad_scale": "sum",
+    }
+
+
+def _two_digits(rate: float) -> float:
+    return float(f"{rate:.2g}")
 
 
 @cache

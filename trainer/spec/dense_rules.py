@@ -1,6 +1,5 @@
 """Checks of the section `dense` against the other sections of a spec: what works with each strategy. Pure."""
 
-from headrace.dataset.spec.join_section import LearnAt
 from headrace.errors import SpecError
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.models.registry import MODELS
@@ -26,7 +25,7 @@ def check_dense_rules(job: TrainerJob) -> None:
             f'"sync_bn" does not work with train.mode = "{mode}", as trainers would meet in every step; use "rank0"',
             "dense.buffers",
         )
-    if kind.on_shards and job.train.staleness:
+    if kind.on_shards and job.train.staleness and not policy.copies_rows:
         raise SpecError(
             f'"{strategy}" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
         )
@@ -50,19 +49,16 @@ def _check_stages(job: TrainerJob) -> None:
         raise SpecError(f'"{name}" has no layers that can be divided, as {pipeline} needs; use {towers}', "model.name")
     if softmax := [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]:
         raise SpecError(f'"softmax" does not work with {pipeline}', f"tasks.{softmax[0]}.loss")
-    if job.dense.recompute or job.dense.offload:
-        key = "dense.recompute" if job.dense.recompute else "dense.offload"
-        raise SpecError(f"does not work with {pipeline}: remove it", key)
-    if job.train.amp != "off":
-        raise SpecError(f"does not work with {pipeline}: remove it", "train.amp")
+    if job.dense.offload:
+        raise SpecError(f"does not work with {pipeline}: remove it", "dense.offload")
     if job.train.device == "cuda":
         raise SpecError(f'{pipeline} works on CPUs only: set "cpu"', "train.device")
-    if job.passes.shuffle:
+    if job.join is not None:
         raise SpecError(
-            f"does not work with {pipeline}, whose first trainer reads all events: remove it", "passes.shuffle"
+            f"does not work with {pipeline}: every trainer gets samples whose window has ended, and not every "
+            "one learns from samples",
+            "join",
         )
-    if job.join is not None and job.join.learn is LearnAt.AT_ONCE:
-        raise SpecError(f"does not work with {pipeline}, which has no fake negative weights", "join.learn")
     if job.model.settings.get("dropout") and job.metrics.progressive == "inference":
         raise SpecError(
             f'"inference" needs a forward pass of its own for a model with dropout, which {pipeline} does not make; '

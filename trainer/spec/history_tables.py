@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from headrace.dataset.spec.config import MetaSlot
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import SpecError
-from headrace.pserver.config import Initial, Sgd, TableSection
+from headrace.pserver.config import Initial, TableSection
 from headrace.pserver.protocol.histories import Remembered, counters_table_of, statistics_of, table_of
+from headrace.pserver.row_optimizers import Sgd
 from headrace.trainer.config import TrainerJob
 from headrace.validation import nearest
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,56}")
 """Names of slots whose histories or counters can have a table."""
+
+NUM_STATISTICS = 2
+"""Show and click."""
 
 
 def remembered_of(schema: Schema) -> dict[str, Remembered]:
@@ -50,6 +54,11 @@ def history_tables(schema: Schema) -> dict[str, TableSection]:
     }
 
 
+def statistics_section() -> TableSection:
+    """The table of the shows and clicks of one slot's rows, where they come without the rows: from an export."""
+    return _section(NUM_STATISTICS, None)
+
+
 def _section(dim: int, delete_after_days: int | None) -> TableSection:
     return TableSection(
         dim=dim,
@@ -73,20 +82,8 @@ def keyed_like(schema: Schema, table: str, group: int) -> Iterator[str]:
             yield name
 
 
-def check_no_statistics(job: TrainerJob, path: str) -> None:
-    """Raise SpecError for a job with statistics of rows: prediction jobs pull weights alone."""
-    if statistics := Schema.of(job.slots).statistics:
-        raise SpecError(
-            f"slot {statistics[0].name!r} is statistics of rows, which only training fills: prediction jobs with them "
-            "are not built yet. Train on the events instead, with train.learn = false to keep the model, or send the "
-            "values of this slot to a replica",
-            path,
-        )
-
-
 def check_histories(job: TrainerJob, schema: Schema) -> None:
-    """Raise SpecError for a history, counters or statistics of a slot that does not exist or does not fit, or with a
-    mode that has none."""
+    """Raise SpecError for a history, counters or statistics of a slot that does not exist or does not fit."""
     for slot in schema.histories:
         at, history = _place(job, slot), slot.history
         _emitted(schema, history.key, f"{at}.history.key")
@@ -119,7 +116,8 @@ def check_histories(job: TrainerJob, schema: Schema) -> None:
                 raise SpecError(
                     f"{name!r} is asked by name: at most 56 letters, digits, '_' and '-'", f"{at}.statistics.of"
                 )
-        _check_mode(job, slot, "statistics of rows")
+            if (table := statistics_of(name)) in job.tables:
+                raise SpecError(f"is the name of the statistics of slot {name!r}; rename it", f"tables.{table}")
 
 
 def _place(job: TrainerJob, slot: Slot) -> str:
@@ -131,15 +129,6 @@ def _check_filled(job: TrainerJob, slot: Slot, at: str, table: str, what: str) -
         raise SpecError(f"slot {slot.name!r} names a table: give it at most 56 letters, digits, '_' and '-'", at)
     if table in job.tables:
         raise SpecError(f"is the table of the slot {slot.name!r}, which is {what}; rename it", f"tables.{table}")
-    _check_mode(job, slot, what)
-
-
-def _check_mode(job: TrainerJob, slot: Slot, what: str) -> None:
-    if not job.train.policy.repeatable:
-        name = "histories" if what == "a history" else what
-        raise SpecError(
-            f'is {job.train.mode!r}, and slot {slot.name!r} is {what}: {name} need mode = "sync"', "train.mode"
-        )
 
 
 def _timeless(job: TrainerJob) -> str:

@@ -9,8 +9,9 @@ from headrace.dataset.spec.config import MetaSlot
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.pserver.config import Initial, Sgd, TableSection
+from headrace.pserver.config import Initial, TableSection
 from headrace.pserver.protocol.joins import JOIN_TABLE
+from headrace.pserver.row_optimizers import Sgd
 from headrace.trainer.config import TrainerJob
 from headrace.validation import nearest
 
@@ -38,16 +39,6 @@ def _section(join: JoinSection) -> TableSection:
         optimizer=Sgd(kind="sgd"),
         decay=1.0,
     )
-
-
-def check_no_join(job: TrainerJob, path: str) -> None:
-    """Raise SpecError for a job with a join: what only reads a version has no samples that wait."""
-    if job.join is not None:
-        raise SpecError(
-            "prediction jobs with a join are not built yet: an event is no sample there. Ask a replica about "
-            "impressions, or predict with a job file without [join], whose events are impressions alone",
-            path,
-        )
 
 
 def check_join(job: TrainerJob, schema: Schema) -> None:
@@ -93,8 +84,6 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
         )
     if JOIN_TABLE in job.tables:
         raise SpecError("is the table of what waits for the join; rename it", f"tables.{JOIN_TABLE}")
-    if not job.train.policy.repeatable:
-        raise SpecError(f'is {job.train.mode!r}; a join needs mode = "sync"', "train.mode")
 
 
 def _meta(schema: Schema, name: str, types: Iterable[str], path: str) -> None:

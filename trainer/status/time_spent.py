@@ -44,9 +44,11 @@ class StepClock:
         self._at: tuple[float, WaitsFor] | None = None
         self.unanswered: Callable[[], Sequence[int]] = tuple
         """Returns the numbers of the shards that have not answered yet."""
+        self.asked_s: Callable[[], float] = lambda: 0.0
+        """Returns how long calls of the open pass took that are answered once all ranks have made them."""
         self.pass_s = 0.0
-        """How long the last pass took on this rank, without waits for other ranks at its end."""
-        self._pass_since_s = 0.0
+        """How long the last pass took on this rank, without waits for other ranks at its ends."""
+        self._pass_since_s = self._asked_before_s = 0.0
 
     def begin(self, waits_for: WaitsFor) -> None:
         """A step begins."""
@@ -77,11 +79,12 @@ class StepClock:
 
     def pass_begins(self) -> None:
         """The first step of a pass begins."""
-        self._pass_since_s = self._now()
+        self._pass_since_s, self._asked_before_s = self._now(), self.asked_s()
 
     def pass_ends(self) -> None:
         """The last step of this rank is applied."""
-        self.pass_s = self._now() - self._pass_since_s
+        asked_s = self.asked_s() - self._asked_before_s
+        self.pass_s = max(0.0, self._now() - self._pass_since_s - asked_s)
 
     def stalled(self) -> StallStatus | None:
         """The stalled step; None if no step is stalled."""

@@ -408,6 +408,16 @@ def _recomputing(
     return lambda forward: partial(whole.call, forward)
 
 
+def recomputed_parts(
+    name: str, layers: Sequence[nn.Module], config: RecomputeSection, device: torch.device, surroundings: Surroundings
+) -> list[Callable[[Tensor], Tensor]]:
+    """Layers of the block `name` that run one after another, in parts, each of which is recomputed for itself."""
+    return [
+        partial(Recomputed(name, part, device, surroundings).call, partial(_through, part))
+        for part in parts_of(layers, config.segments)
+    ]
+
+
 def _in_parts(
     name: str,
     block: nn.Module,
@@ -418,9 +428,8 @@ def _in_parts(
     begin: int = 0,
 ) -> Any:
     """`block` on x, from its layer number `begin` on."""
-    layers = layers_of(block) or []
-    for part in parts_of(layers[begin:], config.segments):
-        x = Recomputed(name, part, device, surroundings).call(partial(_through, part), x)
+    for part in recomputed_parts(name, (layers_of(block) or [])[begin:], config, device, surroundings):
+        x = part(x)
     return x
 
 

@@ -14,8 +14,6 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from headrace.address import LOOPBACK_INTERFACE
-from headrace.blob.signature import Signature
-from headrace.blob.store_address import parse
 from headrace.codec import plain
 from headrace.config import validate
 from headrace.dataset.loader.batch_loader import Loader, PassReader
@@ -36,11 +34,9 @@ from headrace.rpc import refusals
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.secrets import with_secrets
 from headrace.shared_folder import digests
-from headrace.trainer.checkpoint.commit_store import CommitStore
-from headrace.trainer.checkpoint.commits import Commit, Commits
-from headrace.trainer.checkpoint.committer import CommitHooks, Committer, ManifestFacts
-from headrace.trainer.checkpoint.mirror import MirrorUploader
-from headrace.trainer.checkpoint.object_store import ObjectCommits
+from headrace.trainer.checkpoint.commit_source import STORE_S, open_source
+from headrace.trainer.checkpoint.commits import Commit, ManifestFacts
+from headrace.trainer.checkpoint.committer import CommitHooks, CommitSteps, Committer
 from headrace.trainer.collectives.rank_store import meet_trainers
 from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
@@ -55,7 +51,6 @@ from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.job_status import Status
-from headrace.trainer.journal.log import Log
 from headrace.trainer.journal.succession import watched
 from headrace.trainer.models.module_checks import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
@@ -63,7 +58,7 @@ from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses
 from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
 from headrace.trainer.rank0.recovery import Recovery, RestartPoint, rerun_point
 from headrace.trainer.rank0.resizing import Standby
-from headrace.trainer.rank0.sound_commit import ObjectHead
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of
@@ -87,12 +82,13 @@ from headrace.trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from headrace.trainer.train.learning_rate import LearningRate
 from headrace.trainer.train.loop import TrainerParts, TrainLoop
 from headrace.trainer.train.losses import label_learnt_at_once
+from headrace.trainer.train.mixed_precision import Precision
 from headrace.trainer.train.model_building import build_model
 from headrace.trainer.train.model_feed import FeedContent, open_feed
 from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.pipeline_step import PipelineStepper
-from headrace.trainer.train.reading import open_reader, read_first
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.reading import open_reader, read_first, readers_of
+from headrace.trainer.train.step import Stepper, StepSettings
 from headrace.trainer.train.trainer_setup import Setup
 
 MIRROR_END_S = 60.0
@@ -139,16 +135,16 @@ def open_trainer(
         arithmetic, model = fingerprint(setup.device), build_model(job, schema, config.folder, setup.device, ranks)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
-        reader = open_reader(config, job, schema, source, dead_letters, shards, instead=reader)
+        reader = open_reader(setup, source, dead_letters, instead=reader)
         default_rows = DefaultRows(widths_of(schema, job.tables), setup.device)
         dense = _dense(setup, model, default_rows)
         maker = _maker(setup, dense)
         loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
         kernels = _schedule(setup, beginning, model, arithmetic)
-        reading = read_first(ranks, beginning, maker, loader, one_reader=dense.one_reader)
+        reading = read_first(ranks, beginning, maker, loader, num_stages=dense.num_stages)
         rank0 = held.enter_context(_rank0(setup, beginning))
-        rate = LearningRate(dense, job.dense)
+        rate = LearningRate(dense, job.dense, by_pass=not setup.policy.meets_in_steps)
         stepper = _stepper(setup, model, default_rows, kernels, dense)
         observer = _observer(setup, beginning, bounded=source.bounded)
         closes = _closes(setup, rank0, observer, bounded=source.bounded)
@@ -195,10 +191,12 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
     """The process itself, and its connections to the other ranks and to the shards."""
     device = pick_device(job.train.device, config.local_rank, config.world)
     set_up_torch(job.train, config.cores, device)
-    schema, policy = Schema.of(job.slots), policy_of(job.train.mode, job.train.staleness, job.train.merge)
+    schema, train = Schema.of(job.slots), job.train
+    policy = policy_of(train.mode, train.staleness, train.merge, train.max_ahead)
     with (
         closing(_ranks(config, device, job.train, identity)) as ranks,
         closing(_shards(config, job, schema, identity)) as shards,
+        readers_of(config, job, schema, identity) as readers,
     ):
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         progress.step.unanswered = shards.unanswered
@@ -212,6 +210,7 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
             shards=shards,
             progress=progress,
             identity=identity,
+            readers=readers,
         )
 
 
@@ -241,7 +240,8 @@ def _exchanges(setup: Setup, dense: DenseStrategy, rank0: RankZero | None) -> Ab
         return closing(Exchanges(shards, setup.policy.staleness, *last, early_rows=train.early_rows))
     groups = {slot.name: slot.group for slot in setup.schema.sparse}
     settings = partial(settings_in_force, setup.ranks, rank0, groups)
-    return closing(GeoExchanges(shards, train.k_steps, setup.ranks.world, dense.slices, settings, *last))
+    copies = train.k_steps, setup.ranks.world, dense.slices, settings
+    return closing(GeoExchanges(shards, *copies, *last, staleness=setup.policy.staleness))
 
 
 def _stepper(
@@ -249,18 +249,27 @@ def _stepper(
 ) -> Stepper:
     job, ranks, device = setup.job, setup.ranks, setup.device
     pooling = pooling_for(device, torch.get_num_threads())
-    apart = job.metrics.progressive == "inference" and depends_on_mode(model)
+    apart = _measures_apart(job, model)
     norms = batch_norms(job.dense.buffers, model, ranks)
-    given = model, setup.schema, job.tasks, job.train, pooling, device, default_rows, kernels
+    settings = StepSettings(
+        schema=setup.schema,
+        tasks=job.tasks,
+        train=job.train,
+        dense=job.dense,
+        measures_apart=apart,
+        at_once=None if isinstance(dense, PipelineDense) else label_learnt_at_once(job.join),
+    )
     if not isinstance(dense, PipelineDense):
-        return Stepper(
-            *given, norms=norms, dense=job.dense, measures_apart=apart, at_once=label_learnt_at_once(job.join)
-        )
+        return Stepper(model, settings, pooling, device, default_rows=default_rows, kernels=kernels, norms=norms)
     if apart:
         raise SpecError('"inference" does not work with dense.strategy = "pipeline"', "metrics.progressive")
-    stages = PipelineStepper(*given, norms=norms, dense=job.dense)
+    stages = PipelineStepper(model, settings, pooling, device, default_rows=default_rows, kernels=kernels, norms=norms)
     stages.open_stages(model, job, dense, ranks)
     return stages
+
+
+def _measures_apart(job: TrainerJob, model: nn.Module) -> bool:
+    return job.metrics.progressive == "inference" and depends_on_mode(model)
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
@@ -284,22 +293,22 @@ def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Sta
     if standby is not None:
         standby.follow(shards)
     if config.rerun is not None:
-        return rerun_point(config.rerun.store, config.rerun.commit, config.job)
-    mirror, head = _mirror(config, job), None
-    if job.store.parts == "object":
-        assert mirror is not None, "the spec needs a mirror"
-        head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, _signature(config, job))
+        return rerun_point(config.rerun, config.job)
+    source = open_source(
+        *(job.store, config.store, job.name, config.folder, Deadline.after(STORE_S)),
+        generation=config.generation,
+        checked=None if standby is None else standby.checked,
+    )
     return Recovery(
         config.store,
         config.generation,
         config.job,
-        mirror=mirror,
+        source=source,
         facts={"world": config.world, "shards": len(config.shards)},
         world=config.world,
+        chosen=None if config.elastic is None else {SHARDS: len(config.shards), TRAINERS: config.world},
         logged_only=config.until is not None,
         taken=partial(newest_timeline, job.name, job.exports, config.store, config.folder),
-        head=head,
-        checked=None if standby is None else standby.checked,
         handed=None if standby is None else standby.handed,
     ).begin()
 
@@ -358,21 +367,18 @@ def _committing(
     """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
     config, job, shards = setup.config, setup.job, setup.shards
     beginning, planner = rank0.beginning, rank0.planner
-    assert beginning.joblog is not None, "claimed"
+    assert beginning.joblog is not None and beginning.source is not None, "claimed"
     origin = ManifestFacts(job.name, beginning.timeline, config.generation, config.world, arithmetic)
 
     def show(positions: Mapping[str, int]) -> None:
         if planner is not None:
             planner.commit(positions)
 
-    if (head := beginning.head) is None:
-        store = _uploader(config, job, beginning, beginning.joblog) or CommitStore(config.store)
-    else:
-        store = ObjectCommits(config.store, head.store, head.sequence, beginning.base, job.store.gc_grace)
+    store = beginning.source.commit_store(beginning.joblog, job.commit.keep, beginning.base)
     resizing = rank0.resizing
     keeps_all = (lambda: False) if resizing is None else (lambda: resizing.keeps_commits)
     hooks = CommitHooks(capture, show, changes_since, keeps_all)
-    committer = Committer(store, job.commit, origin, beginning.joblog, shards, hooks, beginning.base)
+    committer = Committer(CommitSteps(store, job.commit, origin, beginning.joblog, shards, hooks, beginning.base))
     if (handed := beginning.commit) is not None and handed is not beginning.base:
         # a rerun needs a commit where the number of trainers changes
         committer.begins_after(handed.version, at_once=handed.manifest.world != config.world)
@@ -389,33 +395,6 @@ def _changes_since(rank0: RankZero, exporting: ExportCoordinator) -> int | None:
     """The oldest version since which an export or a resize needs the changes in the next commit."""
     needs = (exporting.changes_since(), None if rank0.resizing is None else rank0.resizing.changes_since())
     return min((version for version in needs if version is not None), default=None)
-
-
-def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
-    """The full address of the mirror."""
-    return None if job.store.mirror is None else parse(job.store.mirror, config.folder).text
-
-
-def _signature(config: WorkerConfig, job: TrainerJob) -> Signature:
-    """Signs what rank 0 writes to the mirror."""
-    return Signature.of(job.store.key, job.name, config.folder)
-
-
-def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, joblog: Log) -> MirrorUploader | None:
-    """Copies commits to the mirror, first the restored one, whose upload may not have ended before."""
-    uri = _mirror(config, job)
-    if uri is None:
-        return None
-
-    def check_generation() -> None:
-        with joblog.exclusive():
-            pass
-
-    holders, signature = Commits(config.store).holders, _signature(config, job)
-    uploader = MirrorUploader(uri, config.store, job.commit.keep, holders, check_generation, signature)
-    if beginning.base is not None:
-        uploader.offer(beginning.base)
-    return uploader
 
 
 def _capture(
@@ -453,6 +432,7 @@ def _with_rank0(
 ) -> Status:
     """Rank 0: the status with the figures of log, operations, commits and recovery."""
     beginning, replay_log = rank0.beginning, rank0.replay_log
+    readers = {"readers": len(config.readers)} if config.readers else {}
     return replace(
         status,
         generation=config.generation,
@@ -466,8 +446,8 @@ def _with_rank0(
         trouble=replay_log.trouble or rank0.trouble(),
         missing="; ".join(replay_log.missing),
         operations=rank0.operator.status(),
-        overrides=dict(rank0.operator.overrides),
-        workers={"trainers": config.world, "shards": len(config.shards)},
+        overrides=dict(rank0.operator.job.overrides),
+        workers={"trainers": config.world, "shards": len(config.shards)} | readers,
         resizing=None if rank0.resizing is None else rank0.resizing.progress(),
     )
 
@@ -487,7 +467,8 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, iden
 def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Identity | None) -> Shards:
     tables = tables_on_shards(job.tables, job.dense, job.slots, job.join)
     if not config.shards:
-        parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
+        address = job.store.objects_at(config.folder)
+        parts = None if address is None else PartStore(address=address)
         alone = ShardProcess.alone(
             tables,
             job.seed,
@@ -496,6 +477,7 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Ide
             groups={slot.name: slot.group for slot in schema.sparse},
             mode=job.train.mode,
             merge=job.train.merge,
+            max_ahead=job.train.max_ahead,
             wire=config.wire,
             generation=config.generation,
             live=config.live,
@@ -521,13 +503,16 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Ide
 
 def _dense(setup: Setup, model: nn.Module, default_rows: DefaultRows) -> DenseStrategy:
     job, clock = setup.job, setup.progress.step
-    return dense_strategy(
-        model,
-        job.dense,
-        setup.ranks,
-        default_rows.parameters,
-        Around(setup.shards, job.train.step_deadline, lambda: clock.awaiting(WaitsFor.SHARDS), job.seed),
+    around = Around(
+        setup.shards,
+        job.train.step_deadline,
+        lambda: clock.awaiting(WaitsFor.SHARDS),
+        job.seed,
+        forwards=2 if _measures_apart(job, model) else 1,
+        types=Precision(job.train, setup.device).forward,
+        in_step=setup.policy.meets_in_steps,
     )
+    return dense_strategy(model, job.dense, setup.ranks, default_rows.parameters, around)
 
 
 def _maker(setup: Setup, dense: DenseStrategy) -> BatchMaker:
@@ -554,4 +539,4 @@ def _infer_first(setup: Setup, stepper: Stepper, observer: Observer, dense: Dens
     if not job.metrics.infer_first:
         return None
     clock, step_s = setup.progress.step, job.train.step_deadline
-    return InferFirst(setup.shards, stepper, observer, job.metrics, step_s, clock, dense.slices)
+    return InferFirst(setup.shards, stepper, observer, job.metrics, step_s, clock, dense.slices, dense.predicting)

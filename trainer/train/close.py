@@ -45,6 +45,7 @@ class PassCloser:
         self._ranks, self._shards, self._progress = setup.ranks, setup.shards, setup.progress
         self._loader, self._dense, self._rate, self._observer = loader, dense, rate, observer
         self._schema, self._dead_letters, self._duties = setup.schema, dead_letters, duties
+        self._readers_links = dict if setup.readers is None else setup.readers.links
         self._shown = Status()
         """The status, with the figures of the last close."""
 
@@ -113,7 +114,7 @@ class PassCloser:
             dense=self._rate.digest(self._dense.digest()),
             times_s=self._observer.take_times_s(),
             times=self._observer.take_times().message(),
-            links={**self._ranks.links(), **self._shards.links()},
+            links={**self._ranks.links(), **self._shards.links(), **self._readers_links()},
             spent_s=self._progress.spent.seconds(),
             pass_s=self._progress.step.pass_s,
         )

@@ -31,7 +31,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, HeadraceError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.commit.commit_files import PartObjects
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.relative_names import InvalidName, path_below
@@ -299,7 +299,7 @@ def restore(
     commit = None if beginning is None else beginning.commit
     message = ranks.broadcast(_restored_message(beginning) if ranks.rank == 0 else None)
     if message["commit"] is not None:
-        commit = commit or _commit_in(message, cache)
+        commit = commit or commit_in(message, cache)
         holders.load(commit.folder, commit.state)
     if beginning is not None:
         holders.progress.used(beginning.last_number)
@@ -308,13 +308,13 @@ def restore(
 def _restored_message(beginning: RestartPoint | None) -> dict[str, Any]:
     """The commit, for the other ranks: its folder, or all that its files can be fetched by."""
     assert beginning is not None, "rank 0"
-    if (commit := beginning.commit) is None or beginning.head is None:
+    if (commit := beginning.commit) is None or beginning.fence is None:
         return {"commit": None if commit is None else str(commit.folder)}
     return {"commit": commit.name, "manifest": plain(commit.manifest)}
 
 
-def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
-    """On a rank other than 0: the commit in a message, its dense part in a folder that this rank can read."""
+def commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
+    """The commit in a message of rank 0 or of the launcher, its dense part in a folder that this process can read."""
     if "manifest" not in message:
         return read_commit(Path(message["commit"]))
     assert cache is not None, "the launcher names a folder"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.closes import CloseDuties
@@ -65,8 +67,13 @@ class Duties:
     def commit(self, dense: Mapping[str, Tensor]) -> None:
         """Begin a commit with the dense part, which all ranks have brought together."""
 
-    def publish(self) -> None:
-        """Publish the version to subscribers. This comes first because replicas wait for it."""
+    def publish(self, ranks: Ranks, dense: DenseStrategy) -> None:
+        """Publish the version to subscribers. This comes first because replicas wait for it.
+
+        Collective where rank 0 lacks parts of the model: all ranks bring them if subscribers wait for it.
+        """
+        if dense.gathers and ranks.broadcast(None)["due"]:
+            dense.gather()
 
     def export(self) -> None:
         """Process the results of exports."""
@@ -123,7 +130,7 @@ class RankZeroDuties(Duties):
             return self._last_action()
         if plan is not None:
             return BeginPass() if self._policy.meets_in_steps else NextPass(plan)
-        self.publish()
+        self._publish()
         if self.commit_is_due(self._progress.version):
             return Wait(commit=True)
         self.export()
@@ -171,7 +178,14 @@ class RankZeroDuties(Duties):
             over = self.resizes and self._rank0.hands_over
             self._committer.begin(self._progress.version, dense, hand_over=over)
 
-    def publish(self) -> None:
+    def publish(self, ranks: Ranks, dense: DenseStrategy) -> None:
+        due = self._feed is not None and self._feed.due(self._progress.version)
+        if dense.gathers and ranks.broadcast({"due": due})["due"]:
+            dense.gather()
+        self._publish()
+
+    def _publish(self) -> None:
+        """If the whole model is there."""
         if self._feed is not None:
             with self._spent.part(LoopPart.COMMIT):
                 self._feed.tick(self._progress.version)

@@ -30,8 +30,8 @@ from headrace.trainer.checkpoint.committer import Committer
 from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.destination import STAGES
-from headrace.trainer.exports.export_settings import ExportSettings
-from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterProcess, ExportRequest
+from headrace.trainer.exports.export_messages import ExportRequest, ExportSettings
+from headrace.trainer.exports.exporter_process import ExporterConfig, ExporterProcess
 from headrace.trainer.exports.golden import as_bytes, table_of
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
@@ -199,7 +199,7 @@ def open_exporting(
         timed=next(iter(job.sources.values())).event_time.kind != "none",
         streams=job.exports,
         schema=schema,
-        tables=lambda: rank0.operator.tables,
+        tables=lambda: rank0.operator.job.tables,
         clicks_unmatched=lambda: holders.progress.clicks.share_unmatched,
         held=lambda: () if guards is None else guards.held,
         forks=lambda: sum(bool(found) for _, found in rank0.replay_log.compared),

@@ -10,6 +10,7 @@ metrics.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from headrace.dataset.samples.batch import F32, Ragged
 from headrace.deadline import Deadline
@@ -65,9 +66,10 @@ class InferFirst:
         step_s: float,
         clock: StepClock,
         slices: Mapping[str, Keys] = NO_SLICES,
+        predicting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`step_s`: longest time of a pull. `slices`: see BatchMaker."""
-        self._slices = slices
+        """`step_s`: longest time of a pull. `slices`: see BatchMaker. `predicting`: as of DenseStrategy."""
+        self._slices, self._predicting = slices, predicting
         self._shards, self._stepper, self._observer, self._clock = shards, stepper, observer, clock
         self._max_bytes, self._step_s = metrics.infer_first_memory, step_s
 
@@ -83,16 +85,21 @@ class InferFirst:
         coming = announced_ahead(self._shards, self._keep(batches, kept), learn=False)
         batch, step = next(coming, None), 0
         while (common := agree(batch)).more:
+            with self._predicting():
+                if batch is not None:
+                    self._predict(batch, common.weight, step)
             if batch is not None:
-                self._clock.at(WaitsFor.SHARDS)
-                rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
-                self._clock.at(WaitsFor.MODEL)
-                for each in micro_batches(batch):
-                    self._observer.infer(each, self._stepper.predict(each, rows, common.weight), step)
                 self._clock.at(WaitsFor.PIPE)
                 batch = next(coming, None)
             step += 1
         return announced_ahead(self._shards, self._drained(kept, batches), learn=True, slices=self._slices)
+
+    def _predict(self, batch: TrainingBatch, weight: Mapping[str, float], step: int) -> None:
+        self._clock.at(WaitsFor.SHARDS)
+        rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
+        self._clock.at(WaitsFor.MODEL)
+        for each in micro_batches(batch):
+            self._observer.infer(each, self._stepper.predict(each, rows, weight), step)
 
     def _keep(self, batches: Iterator[TrainingBatch], kept: deque[TrainingBatch]) -> Iterator[TrainingBatch]:
         size = 0

@@ -1,7 +1,8 @@
 """The learning rate of the dense part in force: its base rate times the share of its schedule at the present count.
 
 The count is a pure function of what was learnt: samples of all trainers in steps of learnt passes, skipped ones
-included, or the number of versions before the pass. A commit holds the count of samples.
+included, or the number of versions before the pass. A commit holds the count of samples. Where dense parameters are on
+the shards, these apply the schedule and count as for rows, samples of predicted passes included; so does this one.
 """
 
 import hashlib
@@ -10,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from headrace.pserver.rate_schedules import Constant, Schedule
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.rate_schedules import Constant, CountedSchedule, Schedule
 
 SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
@@ -20,7 +21,10 @@ SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 class LearningRate:
     """Every rank has the same."""
 
-    def __init__(self, dense: DenseStrategy, section: DenseSection) -> None:
+    def __init__(self, dense: DenseStrategy, section: DenseSection, *, by_pass: bool = False) -> None:
+        """`by_pass`: the count stands still within a pass, as where ranks do not know the steps of the others. Dense
+        parameters are on the shards then, which count for themselves."""
+        self._by_pass, self._counts_as_rows = by_pass, section.kind.on_shards
         self._dense, self._base, self._schedule = dense, section.optimizer.lr, section.schedule
         self._num_samples = self._num_versions = 0
 
@@ -33,17 +37,18 @@ class LearningRate:
     @property
     def value(self) -> float:
         """The rate of the next step."""
-        if not isinstance(self._schedule, CountedSchedule):
-            return self._base
-        count = self._num_samples if self._schedule.counts == "samples" else self._num_versions
-        return self._base * self._schedule.share(count)
+        return self._base * self._schedule.share_after(self._num_samples, self._num_versions)
 
-    def open_pass(self, number: int) -> None:
-        """Begin the pass of version `number`."""
+    def open_pass(self, number: int, samples: int = 0) -> None:
+        """Begin the pass of version `number`, after so many samples of the job."""
         self._num_versions = number - 1
+        if self._counts_as_rows:
+            self._num_samples = samples
 
     def step(self, num_samples: int) -> None:
         """Before a step with so many samples over all ranks: the strategy learns at the rate of this step."""
+        if self._by_pass:
+            return
         if not isinstance(self._schedule, Constant):
             self._dense.set_lr(self.value)
         self._num_samples += num_samples

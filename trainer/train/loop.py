@@ -15,6 +15,7 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.pserver.consistency.policy import Consistency
 from headrace.pserver.protocol.shards import Gradients, Shards
+from headrace.pserver.server.commands import LeavePass
 from headrace.seeds import derive
 from headrace.timeline import Span, span, stepped
 from headrace.trainer.collectives.ranks import Ranks
@@ -88,6 +89,8 @@ class TrainLoop:
         """`reading`: the first pass, if it is being read already."""
         self._parts, self._duties, self._seed, self._reading = parts, parts.duties, seed, reading
         self._spent = parts.progress.spent
+        if parts.gated is not None:
+            parts.progress.step.asked_s = parts.gated.asked_s
         self._next: PassPlan | None = None
         self._end = False
 
@@ -117,7 +120,7 @@ class TrainLoop:
             with span(Span.CLOSE):
                 committed = self._parts.closer.close(plan, duties.commit_is_due)
             progress.step.end()
-            duties.publish()
+            duties.publish(self._parts.ranks, self._parts.dense)
             if committed:
                 self._commit()
             duties.export()
@@ -135,7 +138,7 @@ class TrainLoop:
                 self._next, parts = plan, self._parts
                 parts.progress.planned(plan)
                 if plan.number != self._reading:
-                    read_ahead(plan, parts.ranks, parts.maker, parts.loader, one_reader=parts.dense.one_reader)
+                    read_ahead(plan, parts.ranks, parts.maker, parts.loader, num_stages=parts.dense.num_stages)
 
     def _read_ahead(self) -> None:
         """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""
@@ -162,6 +165,7 @@ class TrainLoop:
                 case Wait(commit):
                     if commit:
                         self._commit()
+                    self._duties.publish(ranks, self._parts.dense)
                     continue
             self._handle_news(message)
             if self._next is not None:
@@ -177,15 +181,16 @@ class TrainLoop:
         """Run every step of a pass on this rank, with empty steps while other ranks have more batches."""
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
-        parts.shards.open_pass(plan.number, Deadline.after(parts.train.step_deadline))
+        learnt = parts.progress.num_samples, plan.number - 1
+        parts.shards.open_pass(plan.number, Deadline.after(parts.train.step_deadline), learnt[0])
         clock.at(WaitsFor.PIPE)
         if parts.gated is not None:
             parts.gated.opened(plan.number)
         batches = self._batches(plan)
         parts.stepper.open_pass(plan.number)
-        parts.rate.open_pass(plan.number)
+        parts.rate.open_pass(plan.number, learnt[0])
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
-        at, step = parts.exchanges.begin(batches, learn=plan.learn), 0
+        at, step = parts.exchanges.begin(batches, learn=plan.learn, learnt=learnt), 0
         common = self._agree(at.batch)
         while common.more:
             with span(Span.STEP):
@@ -194,6 +199,8 @@ class TrainLoop:
             step += 1
         clock.at(WaitsFor.SHARDS)
         parts.exchanges.finish()
+        if parts.policy.says_when_it_leaves:
+            parts.shards.call(LeavePass(plan.number), Deadline.after(parts.train.step_deadline))
         self._settle()
         parts.dense.flush()
 
@@ -222,14 +229,15 @@ class TrainLoop:
         """
         parts, tasks = self._parts, self._parts.tasks
         parts.progress.step.begin(WaitsFor.TRAINERS)
-        mine = replace(own_figures(batch, tasks, average=parts.average), num_bad=int(not good))
+        mine = own_figures(batch, tasks, average=parts.average)
+        mine = replace(mine, num_bad=int(not good), sums=parts.stepper.calibration.take_sums())
         with span(Span.WAIT):
             news = self._poll_plan(0.0)
             figures, told = parts.policy.agree(parts.ranks, mine, None if news is None else sent(news))
         if told is not None:
             self._handle_news(received(told))
         weight = step_weights(figures, tasks, average=parts.average)
-        return StepFacts(weight, figures.num_samples, figures.num_batches, figures.num_bad)
+        return StepFacts(weight, figures.num_samples, figures.num_batches, figures.num_bad, figures.sums)
 
     def _learn(self, step: int, at: StepInput, common: StepFacts) -> tuple[StepInput, StepFacts]:
         """One step: predict, measure, learn. Returns the next one."""
@@ -255,6 +263,7 @@ class TrainLoop:
         if not self._all_finite(step, following.num_bad):
             parts.dense.buffers.restore()
             return parts.exchanges.push(step, batch, None, common.num_samples), following
+        parts.stepper.calibration.learn(following.sums)
         if batch is not None or parts.dense.communicates(step):
             parts.dense.after_backward(step, loss_scale)
         if gradients is not None:
@@ -276,11 +285,13 @@ class TrainLoop:
         parts = self._parts
         parts.dense.take(rows)
         sums = RowSums.of(batch)
+        parts.stepper.precede(batch.ends, global_weight)
         for number, each in enumerate(micro_batches(batch), 1):
             with span(Span.FORWARD):
                 measured = parts.stepper.measured(each, rows, global_weight)
                 forward = parts.stepper.forward(each, rows, global_weight)
                 parts.observer.observe(each, measured or forward, step)
+                parts.stepper.calibration.note((measured or forward).moments)
             with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 if number == len(batch.ends):
                     parts.dense.fills(parts.stepper.scale.value)
@@ -292,11 +303,12 @@ class TrainLoop:
         """One step of a pass that is only predicted. Returns the next one."""
         parts = self._parts
         parts.progress.step.at(WaitsFor.MODEL)
-        for each in () if at.batch is None else micro_batches(at.batch):
-            with span(Span.FORWARD):
-                forward = parts.stepper.predict(each, at.rows, common.weight)
-                parts.observer.observe(each, forward, step)
-                parts.observer.infer(each, forward, step)
+        with parts.dense.predicting():
+            for each in () if at.batch is None else micro_batches(at.batch):
+                with span(Span.FORWARD):
+                    forward = parts.stepper.predict(each, at.rows, common.weight)
+                    parts.observer.observe(each, forward, step)
+                    parts.observer.infer(each, forward, step)
         coming = parts.exchanges.follow()
         return coming, self._agree(coming.batch)
 
@@ -310,11 +322,12 @@ class TrainLoop:
         if not num_bad:
             return True
         where = f"pass {parts.progress.current}, step {step}: a loss or gradient on {num_bad} rank(s) is not finite"
-        if parts.stepper.scale.on and parts.stepper.scale.value > 1:
+        if parts.stepper.scale.adapts and parts.stepper.scale.value > 1:
             log.info("%s; float16 loss scale lowered to %g", where, parts.stepper.scale.value)
         elif parts.train.on_nonfinite == "fail":
             raise NonFinite(
-                f'{where}; lower the learning rates, or set dense.clip_norm or train.on_nonfinite = "skip_batch"'
+                f"{where}; lower the learning rates{' or train.loss_scale.initial' if parts.stepper.scale.on else ''}, "
+                'or set dense.clip_norm or train.on_nonfinite = "skip_batch"'
             )
         else:
             log.warning("%s; the step is skipped", where)

@@ -61,7 +61,7 @@ class OwnLosses:
     def of(
         self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """The loss of the batch, weighted as the first task; and the tensors to measure, by name."""
+        """The loss of the batch, with sample weights of the first task; and the tensors to measure, by name."""
         asks = self._asks or self._measures is not None
         targets, self._own = targets_of(batch, self._tasks, self._device) if asks else None, {}
         loss: Tensor | float = 0.0
@@ -79,14 +79,18 @@ class OwnLosses:
             if task.loss == "softmax":
                 lost_B = self._own.get(task.name, torch.zeros(len(batch.samples), device=self._device)).detach()
                 prediction_B[task.name] = torch.exp(-lost_B).cpu().numpy()
-                total = total + lost_B * torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+                weight_B = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+                total = total + lost_B * weight_B * task.weight
         return total
 
     def _weighted(self, losses: Mapping[str, Tensor], batch: TrainingBatch, global_weight: float) -> Tensor | float:
         if not losses:
             return 0.0
         weight_B = torch.from_numpy(batch.weight_B[self._first]).to(self._device) / global_weight
-        return torch.stack([(value.float() * weight_B).sum() for value in losses.values()]).sum()
+        of_task = {task.name: task.weight for task in self._tasks if task.loss == "softmax"}
+        return torch.stack(
+            [(value.float() * weight_B).sum() * of_task.get(name, 1.0) for name, value in losses.items()]
+        ).sum()
 
     def _measured(self, outputs: Mapping[str, Tensor], inputs: Inputs, targets: Targets | None) -> dict[str, Tensor]:
         if self._measures is None:

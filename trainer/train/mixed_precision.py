@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from headrace.codec import plain, typed
 from headrace.errors import SpecError
-from headrace.trainer.config import MAX_LOSS_SCALE, LossScaleSection, TrainSection
+from headrace.trainer.config import TrainSection
+from headrace.trainer.loss_scale import MAX_LOSS_SCALE, LossScaleSection
 
 LOWER = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By `train.amp`: the lower type; None: all is float32."""
@@ -70,17 +73,29 @@ def _known(names: Iterable[str], key: str) -> Iterable[str]:
     return names
 
 
+class LossScaleState(msgspec.Struct, frozen=True, array_like=True):
+    """The state that a commit holds, as a list. Older commits do not have the last number."""
+
+    value: float
+    good: int
+    """Good steps since the scale changed."""
+    bad: int = 0
+    """Overflows in a row."""
+
+
 class LossScale:
     """Loss scaling for float16 (Micikevicius et al. 2018): raised after many good steps, lowered after overflows."""
 
     def __init__(self, on: bool, section: LossScaleSection = LossScaleSection()) -> None:  # noqa: B008  # frozen
         self.on, self._section = on, section
+        self.adapts = on and section.dynamic
+        """Whether it is lowered after overflows."""
         self.value = section.initial if on else 1.0
         self._good = self._bad = 0
 
     def settle(self, finite: bool) -> None:
         """Adjust the scale after a step."""
-        if not self.on:
+        if not self.adapts:
             return
         own = self._section
         self._good, self._bad = (self._good + 1, 0) if finite else (0, self._bad + 1)
@@ -91,8 +106,11 @@ class LossScale:
 
     def state(self) -> list[float]:
         """The state that a commit holds."""
-        return [self.value, self._good, self._bad]
+        found: list[float] = plain(LossScaleState(self.value, self._good, self._bad))
+        return found
 
     def load_state(self, state: Sequence[float]) -> None:
-        """The inverse of `state`; older commits do not have the last number."""
-        self.value, self._good, self._bad = float(state[0]), int(state[1]), int(state[2]) if len(state) > 2 else 0
+        """The inverse of `state`, but for a constant scale. Raises NotUnderstood."""
+        found = typed(LossScaleState, state, "the state of the loss scale")
+        if self.adapts:
+            self.value, self._good, self._bad = found.value, found.good, found.bad

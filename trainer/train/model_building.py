@@ -9,6 +9,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.seeds import derive
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.models.calibration import add_calibration
 from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.models.registry import load_model
 
@@ -22,4 +23,6 @@ def build_model(
     model = load_model(job.model, shape, folder)
     if ranks is not None and (divide := Declared.of(model).divide) is not None:
         divide(ranks, device)
+    if job.train.calibrate and job.dense.strategy != "pipeline" and all(task.loss != "softmax" for task in job.tasks):
+        add_calibration(model, [task.name for task in job.tasks if task.loss == "bce"])
     return model.to(device)

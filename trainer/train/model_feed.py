@@ -33,7 +33,7 @@ from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.default_rows import default_rows_of, widths_of
 from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.parts import RankZero
-from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import TraceFailed, trace
 
@@ -52,8 +52,8 @@ class FeedContent:
     job: str
     timeline: str
     generation: int
-    tensors: Callable[[], Mapping[str, Tensor]]
-    """Returns the model's tensors by name."""
+    tensors: Callable[[], Mapping[str, Tensor] | None]
+    """Returns the model's tensors by name; None while rank 0 lacks some of them."""
     model: Callable[[], Mapping[str, Any]]
     """Returns the description of trainer.exports.model_document."""
     onnx: Callable[[], bytes | None]
@@ -65,7 +65,7 @@ class FeedContent:
     trouble: str = ""
     """Why the model cannot be published at all."""
     memories: tuple[str, ...] = ()
-    """The tables of histories and counters, whose rows shards publish as they are."""
+    """The tables of histories and counters, whose rows shards publish as they are, and of statistics of rows."""
 
     @classmethod
     def of(
@@ -88,17 +88,20 @@ class FeedContent:
 
         def described() -> Mapping[str, Any]:
             learnt = {name: row.tolist() for name, row in default_rows_of(holders.dense.tensors(), widths).items()}
-            return describe(schema, rank0.operator.tables, job.tasks, ExportSection(), learnt, features)
+            return describe(schema, rank0.operator.job.tables, job.tasks, ExportSection(), learnt, features)
 
         widths = widths_of(schema, job.tables)
         features = describe_features(job.pipe, schema)
         facts = job.name, rank0.beginning.timeline, config.generation
         closes = holders.closes
         latest_s = lambda: closes.latest_event_s  # noqa: E731
-        divided = Declared.of(model).class_rows is not None
-        trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
-        memories = tuple(history_tables(schema))
-        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closes.event_times, trouble, memories)
+        rows = Declared.of(model).class_rows
+        size = sum(each.nbytes for each in model.state_dict().values())
+        size += 0 if rows is None else 4 * rows.num_classes * rows.dim
+        trouble = f"its model has {size >> 20} MiB, more than a message: follow its exports instead"
+        trouble = trouble if size > feed_messages.MAX_MESSAGE_BYTES // 2 else ""
+        memories = tuple(remembered_of(schema))
+        return cls(*facts, holders.dense.published, described, onnx, latest_s, closes.event_times, trouble, memories)
 
 
 class ModelFeed:
@@ -176,19 +179,22 @@ class ModelFeed:
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
-    def tick(self, version: int) -> None:
-        """Between passes, after operations: publish `version`, unless it was published and no subscriber asks again."""
+    def due(self, version: int) -> bool:
+        """Whether `version` is to be published: a subscriber has not got it, or asks again."""
         if not self._subscribers.now() or not version or self._trouble():
+            return False
+        return self._again or bool(self._new) or version != self._published_version
+
+    def tick(self, version: int) -> None:
+        """Between passes, after operations: publish `version` if it is due, and the whole model is there."""
+        if not self.due(version) or (tensors := self._content.tensors()) is None:
             return
         with self._opening:
-            again, self._again = self._again, False
-            new, self._new = self._new, ()
-        if not (again or new) and version == self._published_version:
-            return
+            self._again, new, self._new = False, self._new, ()
         self._shards.call(PublishVersion(version), Deadline.after(PUBLISH_S))
         self._send_model(new)
         facts = {"event_time_s": self._content.event_time_s(), "event_times": self._content.event_times(version)}
-        messages = [feed_messages.dense(version, copies_of(self._content.tensors()), facts)]
+        messages = [feed_messages.dense(version, copies_of(tensors), facts)]
         for subscription in self._subscribers.now():
             subscription.put(messages)
         self._published_version = version

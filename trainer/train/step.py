@@ -22,6 +22,7 @@ from headrace.trainer.features.default_rows import DefaultRows, Readers
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.calibration import Calibration, moments
 from headrace.trainer.models.contract import Inputs
 from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.train.activations import saved_activations
@@ -35,7 +36,7 @@ class ForwardResult:
     """The results of a forward pass."""
 
     prediction_B: dict[str, F32]
-    """By task: probability (bce) or value (mse)."""
+    """By task: calibrated probability (bce) or value (mse)."""
     loss: Tensor
     """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
     leaves: dict[str, Tensor]
@@ -46,6 +47,8 @@ class ForwardResult:
     """Keys that read a default row, by table with a learnt default row."""
     has_weight: bool
     """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
+    moments: Mapping[str, NDArray[np.float64]]
+    """By task with calibration: its sums (trainer.models.calibration)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,28 @@ class StepFacts:
     """Number of ranks with a batch."""
     num_bad: int
     """Number of ranks on which a loss or gradient of the step before is not finite."""
+    sums: Sequence[float] = ()
+    """`Calibration.take_sums` of the step before, over all ranks."""
 
     @property
     def more(self) -> bool:
         """Whether any rank has a batch."""
         return self.num_batches > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """The settings of a job that its steps follow."""
+
+    schema: Schema
+    tasks: Sequence[TaskSection]
+    train: TrainSection
+    dense: DenseSection = DenseSection()
+    """`recompute` and `offload` of it say how the activations of blocks wait for the backward pass."""
+    measures_apart: bool = False
+    """Whether samples are measured in a forward pass of their own, in inference mode."""
+    at_once: str | None = None
+    """The label whose negatives are learnt before it is known (trainer.train.losses)."""
 
 
 class Stepper:
@@ -81,32 +101,26 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        schema: Schema,
-        tasks: Sequence[TaskSection],
-        train: TrainSection,
+        settings: StepSettings,
         pooling: Pooling,
         device: torch.device,
+        *,
         default_rows: DefaultRows | None = None,
         kernels: KernelSchedule | None = None,
-        *,
         norms: BatchNorms | None = None,
-        dense: DenseSection | None = None,
-        measures_apart: bool = False,
-        at_once: str | None = None,
     ) -> None:
-        """`dense`: what is done with the activations of blocks. `measures_apart`: whether samples are measured in a
-        forward pass of their own, in inference mode. `at_once`: the label whose negatives are learnt before it is known
-        (trainer.train.losses)."""
-        self._kernels = kernels or KernelSchedule()
-        self._model, self._schema, self._tasks = model, schema, tasks
+        self._kernels, tasks, train = kernels or KernelSchedule(), settings.tasks, settings.train
+        self._model, self._schema, self._tasks = model, settings.schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
         self._pooling, self._device = pooling, device
         self._own_losses = OwnLosses(model, tasks, device)
-        self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
+        self.calibration = Calibration.of(model)
+        self._norms, self._measures_apart = norms or OwnBatchNorms(model), settings.measures_apart
         self._precision = Precision(train, device)
-        self._saved = saved_activations(model, dense or DenseSection(), device, self._precision.forward)
+        self._saved = saved_activations(model, settings.dense, device, self._precision.forward)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
-        self._loss, self._at_once = 0.0, at_once
+        self._loss, self._at_once = 0.0, settings.at_once
+        self._num_merged = settings.dense.accumulate
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
@@ -119,7 +133,14 @@ class Stepper:
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
         """On a rank without a batch: take part in what the model of other ranks does together, on `num_samples`."""
         self._norms.follow(backward=any(global_weight.values()))
-        self._own_losses.follow(global_weight)
+        self.precede((), global_weight)
+
+    def precede(self, ends: Sequence[int], global_weight: Mapping[str, float]) -> None:
+        """Before the micro-batches of a rank, which have these ends: take part in the losses of others that may have
+        more of them. So every rank makes the collectives of a loss `dense.accumulate` times a step.
+        """
+        for _ in range(len(ends), self._num_merged):
+            self._own_losses.follow(global_weight)
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
@@ -147,17 +168,19 @@ class Stepper:
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
+        sums: dict[str, NDArray[np.float64]] = {}
         for task in self._tasks:
             output = outputs.pop(task.name).float()
             if task.loss == "softmax":
                 continue
             label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
             weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+            logit, plain_weight = self.calibration(task.name, output.detach()), weight
             if task.label == self._at_once:
                 weight = weight * fake_negative_weights(output, label)
             if task.loss == "bce":
                 loss_B = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="none")
-                prediction = torch.sigmoid(output.detach())
+                prediction = torch.sigmoid(logit)
             else:
                 loss_B = functional.mse_loss(output, label, reduction="none") * weight
                 prediction = output.detach()
@@ -165,14 +188,18 @@ class Stepper:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
             sample_loss = sample_loss + loss_B.detach() * task.weight
             prediction_B[task.name] = prediction.cpu().numpy()
+            if task.name in self.calibration.tasks:
+                if task.label == self._at_once:
+                    plain_weight = plain_weight * fake_negative_weights(logit, label)
+                columns = output.detach(), prediction, label, plain_weight
+                sums[task.name] = moments(*(column.cpu().numpy() for column in columns))
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
         sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
         has_weight = any(global_weight[task.name] for task in self._tasks)
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
-        return ForwardResult(
-            prediction_B, loss, given.leaves, named | {"loss": sample_loss.cpu().numpy()}, given.readers, has_weight
-        )
+        named["loss"] = sample_loss.cpu().numpy()
+        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, has_weight, sums)
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from headrace.errors import BadInput, HeadraceError
 from headrace.trainer.config import TaskSection
 from headrace.trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
+from headrace.trainer.models.calibration import Calibration
 from headrace.trainer.models.contract import Declared, Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.linear import NO_TABLE, use_table
 from headrace.trainer.models.module_checks import check_outputs
@@ -60,7 +61,8 @@ class ServedModel(nn.Module):
         named = dict(zip(input_names(self._shape), tensors, strict=True))
         inputs = _inputs(self._shape, named, tensors[0])
         outputs = self.model(inputs)
-        return (*predictions_of(outputs, self._tasks, inputs).values(), *(outputs[name] for name in served(self.model)))
+        predictions = predictions_of(self.model, outputs, self._tasks, inputs)
+        return (*predictions.values(), *(outputs[name] for name in served(self.model)))
 
 
 def _inputs(shape: Shape, named: Mapping[str, Tensor], any_input: Tensor) -> Inputs:
@@ -91,11 +93,16 @@ def _sequence(slot: SlotShape, named: Mapping[str, Tensor]) -> SequenceInput:
     return SequenceInput(rows_BLW[:, :, int(slot.first_order) :], first_order_BL, mask_BL)
 
 
-def predictions_of(outputs: object, tasks: Sequence[TaskSection], inputs: Inputs) -> dict[str, Tensor]:
-    """(B,) probabilities or values by task, from what a model returned."""
+def predictions_of(
+    model: nn.Module, outputs: object, tasks: Sequence[TaskSection], inputs: Inputs
+) -> dict[str, Tensor]:
+    """(B,) probabilities or values by task, from what `model` returned."""
+    calibration = Calibration.of(model)
     given = check_outputs(outputs, [task.name for task in tasks], inputs.num_samples)
     return {
-        task.name: torch.sigmoid(given[task.name].float()) if task.loss == "bce" else given[task.name].float()
+        task.name: torch.sigmoid(calibration(task.name, given[task.name].float()))
+        if task.loss == "bce"
+        else given[task.name].float()
         for task in tasks
     }
 
@@ -121,7 +128,7 @@ class FrozenModel:
         """(B,) predictions by task. Raises TraceFailed where the module fails."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                found = predictions_of(self.model(inputs), self._tasks, inputs)
+                found = predictions_of(self.model, self.model(inputs), self._tasks, inputs)
         except Exception as error:  # noqa: BLE001  # likewise
             raise TraceFailed(f"the module cannot predict in inference mode: {first_line(error)}") from error
         return {name: value.numpy() for name, value in found.items()}
@@ -199,13 +206,14 @@ def _check(template: bytes, served: ServedModel, shape: Shape, outputs: Sequence
 
 
 def _disturb(served: ServedModel, seed: int) -> None:
-    """Change all weights so that no two tensors are equal: the tracer would merge equal ones."""
+    """Change all weights so that no two tensors are equal: the tracer would merge equal ones. Weights that are with
+    other ranks (trainer.dense.block_buffers) are no numbers here."""
     generator = torch.Generator().manual_seed(seed)
     parameters = {name for name, _ in served.model.named_parameters(remove_duplicate=False)}
     for name, value in served.model.state_dict().items():
         if value.is_floating_point():  # buffers only grow: those of normalization must stay above 0
             draw = torch.randn if name in parameters else torch.rand
-            value.add_(0.1 * draw(value.shape, generator=generator).to(value.dtype))
+            value.nan_to_num_().add_(0.1 * draw(value.shape, generator=generator).to(value.dtype))
 
 
 def _examples(shape: Shape, num_samples: int) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.dataset.reader.client import RemoteParts
 from headrace.dataset.spec.schema import Schema
 from headrace.identity.credentials import Identity
 from headrace.pserver.consistency.policy import Consistency
@@ -27,4 +28,6 @@ class Setup:
     policy: Consistency
     shards: Shards
     progress: TrainerProgress
+    readers: RemoteParts | None = None
+    """Run source and pipe elsewhere; None: this trainer does."""
     identity: Identity | None

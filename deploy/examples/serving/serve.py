@@ -3,8 +3,8 @@ and the deltas after it.
 
 Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
 {"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
-An event may leave out slots with histories or counters: they come from the export ("event_time" has the event's unix
-seconds, where windows of counters end; without it, they end now).
+An event may leave out slots with histories, counters or statistics of rows: they come from the export ("event_time" has
+the event's unix seconds, where windows of counters end; without it, they end now).
 With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Headrace's `dataset`.
 """
 
@@ -26,6 +26,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else it tells its makers of each mo
 import onnxruntime  # noqa: E402
 
 BATCH = 1024
+FILLED = ("history", "counters", "statistics")  # a slot with one of these is filled by the job, and here
 TIME = "event_time"
 SIXTHS = [round(2 ** (30 - age / 6)) for age in range(6)]
 """By how much counts with a half-life fade, in 1 / 2 ** 30: whole numbers, so that they round as the job's do."""
@@ -53,6 +54,8 @@ def remembered(file, kind):
     rows, found = pq.read_table(file).to_pydict(), {}
     if kind == "histories":
         return dict(zip(rows["key"], rows["history"], strict=True))
+    if kind == "statistics":
+        return dict(zip(rows["key"], np.stack([rows["show"], rows["click"]], 1).astype(np.float32), strict=True))
     columns = (rows[name] for name in ("key", "window_s", "begin_s", "length_s", "shows", "clicks"))
     for key, *sub_window in zip(*columns, strict=True):
         found.setdefault(key, []).append(sub_window)
@@ -79,6 +82,20 @@ def counts_of(counters, sub_windows, now_s):
         kinds = {"shows": math.log1p(shows), "clicks": math.log1p(clicks), "ctr": math.log(ratio)}
         found += [kinds[what] for what in counters["what"]]
     return found
+
+
+def faded(values, told, since_day):
+    """Shows and clicks of an older export, by key, on the day of a newer one: products of 32 bits, day by day."""
+    rates = np.array([rate for count, rate in told["decay"] for _ in range(count)], np.float32)
+    for rate in rates[since_day:]:
+        values = {key: pair * rate for key, pair in values.items()}
+    return values
+
+
+def known_of(shows, clicks):
+    """The floats of a slot with statistics for one of its slots, by the rule in model.json."""
+    shows, clicks = math.log1p(max(shows, 0.0)), math.log1p(max(clicks, 0.0))
+    return [shows, clicks - shows]
 
 
 def load(file, table):
@@ -111,7 +128,7 @@ def listed(value):
 def columns_of(event, slot):
     """A slot's columns of one event: ids without padding, cut to max_len, and weights; or a dense slot's values."""
     name, values = slot["name"], listed(event.get(slot["name"]))
-    if name not in event and ("history" in slot or "counters" in slot):
+    if name not in event and any(kind in slot for kind in FILLED):
         return {}  # the server fills it
     if slot["kind"] == "dense":
         assert len(values) == slot["size"], f"slot {name!r} needs {slot['size']} numbers, and has {len(values)}"
@@ -171,9 +188,7 @@ def raw_batches_of(path, model, time_field):
     from headrace.errors import BadInput
 
     if "features" not in model:
-        filled = [slot["name"] for slot in model["slots"] if "statistics" in slot]
-        why = f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
-        sys.exit(f'the export has no "features": {why}')
+        sys.exit('the export has no "features": its job has not pipe.kind = "columns"')
     features, num_read = ServedFeatures(model["features"]), 0
     with path.open("rb") as lines:
         while events := [line.rstrip(b"\n") for line in islice(lines, BATCH)]:
@@ -234,13 +249,24 @@ class Server:
         self.model = json.loads((self.newest / "model.json").read_text())
         self.session = onnxruntime.InferenceSession(self.newest / "dense.onnx")
         self.rows = {name: {} for name in self.model["tables"]}
-        self.memories = {}  # by slot: what the job remembers of each key, where the whole chain has it
-        kinds = {"history": "histories", "counters": "counters"}
-        for kind in {kinds[key]: key for slot in self.model["slots"] for key in kinds if key in slot}:
+        self.memories = {}  # by kind and slot: what the job remembers of each key, where the whole chain has it
+        self.days = {}  # by slot: the day of its shows and clicks
+        kinds = {"history": "histories", "counters": "counters", "statistics": "statistics"}
+        for kind in {kinds[key]: key for slot in self.model["slots"] for key in FILLED if key in slot}:
             told = [json.loads((folder / "manifest.json").read_text()).get(kind, {}) for folder in folders]
-            self.memories |= {name: {} for name in told[0] if all(name in each for each in told)}
+            self.memories |= {(kind, name): {} for name in told[0] if all(name in each for each in told)}
         for folder in folders:  # the newest row of a key, unless it was deleted
+            self.fade(folder)
             self.apply(folder, json.loads((folder / "model.json").read_text())["tables"])
+
+    def fade(self, folder):
+        """Bring shows and clicks to the day of the next export."""
+        for (kind, name), values in self.memories.items():
+            if kind == "statistics":
+                told = json.loads((folder / "manifest.json").read_text())[kind][name]
+                told = {"day": 0, "decay": [], **told}  # a base of an older Headrace has neither
+                self.memories[kind, name] = faded(values, told, self.days.get(name, 0))
+                self.days[name] = told["day"]
 
     def apply(self, folder, tables):
         """Load the rows of one export."""
@@ -248,36 +274,59 @@ class Server:
             kind, name = file.stem.rsplit("-", 1)[0].split("-", 1)
             if kind == "rows":
                 self.rows[name].update(zip(*load(file, tables[name]), strict=True))
-            elif kind in ("histories", "counters"):
-                if name in self.memories:
-                    self.memories[name].update(remembered(file, kind))
+            elif (kind, name) in self.memories:
+                self.memories[kind, name].update(remembered(file, kind))
             elif kind == "tombstones":
-                of_slot = name.split("-", 1)[-1]  # "history-<slot>" or "counters-<slot>"
-                rows = self.rows[name] if name in self.rows else self.memories.get(of_slot, {})
+                of, of_slot = name.split("-", 1) if "-" in name else ("", "")  # "history-<slot>", "counters-<slot>", ..
+                of = "histories" if of == "history" else of
+                rows = self.rows[name] if name in self.rows else self.memories.get((of, of_slot), {})
                 for key in pq.read_table(file)["key"].to_pylist():
                     rows.pop(key, None)
 
     def filled(self, samples):
-        """The samples with the histories and counters that they lack."""
+        """The samples with what they lack of the slots that the job fills."""
         slots = {slot["name"]: slot for slot in self.model["slots"]}
-        times = samples[TIME].to_pylist() if TIME in samples.schema.names else [None] * len(samples)
         for name, slot in slots.items():
-            if name in samples.schema.names or not ("history" in slot or "counters" in slot):
+            if name in samples.schema.names or not any(kind in slot for kind in FILLED):
                 continue
-            if name not in self.memories:
+            if "statistics" in slot:
+                needed = [("statistics", of) for of in slot["statistics"]["of"]]
+            else:
+                needed = [("histories" if "history" in slot else "counters", name)]
+            if any(each not in self.memories for each in needed):
                 sys.exit(f"slot {name!r} is in no event, and the exports do not have what the job remembers for it")
-            keys = listed((slot.get("history") or slot["counters"])["key"])
-            signs, groups, found = [samples[key].to_pylist() for key in keys], [slots[key]["group"] for key in keys], []
-            for time_s, *lists in zip(times, *signs, strict=True):
-                known = []
-                if all(lists):
-                    known = self.memories[name].get(key_of([each[0] for each in lists], groups), [])
-                if "counters" in slot:
-                    known = counts_of(slot["counters"], known, time.time() if time_s is None else time_s)
-                found.append(known)
-            kind = pa.float32() if "counters" in slot else pa.uint64()
+            if "statistics" in slot:
+                found = self.known(slot["statistics"]["of"], slots, samples)
+            else:
+                found = self.of_keys(slot, self.memories[needed[0]], slots, samples)
+            kind = pa.uint64() if "history" in slot else pa.float32()
             samples = samples.append_column(name, pa.array(found, pa.list_(kind)))
         return samples
+
+    def known(self, names, slots, samples):
+        """The floats of a slot with statistics of rows, for each sample."""
+        found = [[] for _ in range(len(samples))]
+        for name in names:
+            rows, group = self.memories["statistics", name], slots[name]["group"]
+            for floats, signs in zip(found, samples[name].to_pylist(), strict=True):
+                keys = mix(np.array(signs, np.uint64), group).tolist()
+                sums = np.zeros(2)  # of 64 bits
+                for key in keys:
+                    sums += rows.get(key, 0)
+                floats += known_of(*sums.tolist())
+        return found
+
+    def of_keys(self, slot, memory, slots, samples):
+        """The signs or floats of a slot with a history or counters, for each sample."""
+        times = samples[TIME].to_pylist() if TIME in samples.schema.names else [None] * len(samples)
+        keys = listed((slot.get("history") or slot["counters"])["key"])
+        signs, groups, found = [samples[key].to_pylist() for key in keys], [slots[key]["group"] for key in keys], []
+        for time_s, *lists in zip(times, *signs, strict=True):
+            known = memory.get(key_of([each[0] for each in lists], groups), []) if all(lists) else []
+            if "counters" in slot:
+                known = counts_of(slot["counters"], known, time.time() if time_s is None else time_s)
+            found.append(known)
+        return found
 
     def predict(self, samples):
         """Predictions by task."""

@@ -43,7 +43,7 @@ from headrace.trainer.metrics.halves import FILE_NAME
 from headrace.trainer.metrics.samples import row_type
 from headrace.trainer.train.device import set_up_torch
 from headrace.trainer.train.model_building import build_model
-from headrace.trainer.train.step import RowSums, Stepper
+from headrace.trainer.train.step import RowSums, Stepper, StepSettings
 from tests.bench.hybrid.cluster import BATCH, RUN_S, START_S, Cluster, Measured, curve_of, fill
 from tests.machines import network
 from tests.machines.external_job import Output, setting, started
@@ -120,7 +120,8 @@ class Ring:
         model = build_model(job, schema, Path.cwd(), CPU)
         self.rows = GatheredRows(job, ranks.world, traffic)
         self.dense: DenseStrategy = dense_strategy(model, job.dense, ranks, around=Around(self.rows, RUN_S))  # type: ignore[arg-type]
-        self.stepper = Stepper(model, schema, job.tasks, job.train, pooling_for(CPU, 1), CPU)
+        settings = StepSettings(schema=schema, tasks=job.tasks, train=job.train)
+        self.stepper = Stepper(model, settings, pooling_for(CPU, 1), CPU)
         tables = tables_of(schema, job.tables, job.tasks[0].label)
         self.maker = BatchMaker(tables, job.tasks, None, self.rows, prepares=False)  # type: ignore[arg-type]
         self.task, self.ranks = job.tasks[0].name, ranks

@@ -14,7 +14,7 @@ from headrace.pserver.row_optimizers import RowKernels, RowOptimizer
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def momentum(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):
+def heavy_ball(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):
     """m = decay * m + g; w -= lr * m."""
     num_weights = grads_UD.shape[1]
     for u in range(begin, end):
@@ -25,8 +25,8 @@ def momentum(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):
             slab_RW[rows_U[u], d] = min(max(slab_RW[rows_U[u], d] - own[2] * moved, own[0]), own[1])
 
 
-def momentum_reference(row_W, grad_D, first_order, settings):
-    """The twin of `momentum` on one row."""
+def heavy_ball_reference(row_W, grad_D, first_order, settings):
+    """The twin of `heavy_ball` on one row."""
     num_weights = len(grad_D)
     for d, g in enumerate(grad_D):
         low, high, lr, decay = settings[int(d >= first_order)][:4]
@@ -34,11 +34,11 @@ def momentum_reference(row_W, grad_D, first_order, settings):
         row_W[d] = min(max(row_W[d] - lr * row_W[num_weights + d], low), high)
 
 
-class Momentum(RowOptimizer):
+class HeavyBall(RowOptimizer):
     """Gradient descent with momentum."""
 
-    kind: Literal["momentum"]
-    """Momentum."""
+    kind: Literal["heavy_ball"]
+    """Heavy ball."""
     lr: Positive = 0.05
     """Learning rate."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -51,4 +51,4 @@ class Momentum(RowOptimizer):
         return [[0.0] * num_weights]
 
     def kernels(self) -> RowKernels:
-        return RowKernels(momentum, momentum_reference)
+        return RowKernels(heavy_ball, heavy_ball_reference)

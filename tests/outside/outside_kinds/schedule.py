@@ -3,7 +3,7 @@
 from typing import Literal
 
 from headrace.config import PositiveCount
-from headrace.trainer.rate_schedules import CountedSchedule
+from headrace.pserver.rate_schedules import CountedSchedule
 
 
 class Steps(CountedSchedule):

@@ -1,18 +1,17 @@
 """Sources in a real object store: the same stream as the files on a disk, over a connection that breaks."""
 
 import gzip
-import os
 import uuid
 from pathlib import Path
 
-import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from obstore.store import S3Store
 
 from headrace.blob import blob_retry
-from headrace.blob import s3 as s3_module
+from headrace.blob import bucket as bucket_module
+from headrace.blob.blob_store import open_blobs, whole
+from headrace.blob.store_address import parse
 from headrace.dataset.sources import bucket_files
 from headrace.dataset.sources.files import FilesSource
 from headrace.dataset.sources.kinds import open_source
@@ -22,6 +21,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.retry import Backoff
+from tests.object_servers import azure, gcs  # noqa: F401
 from tests.s3_server import proxy, s3  # noqa: F401
 
 
@@ -34,8 +34,8 @@ def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
     monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02, 0.05)))
     monkeypatch.setattr(bucket_files, "AGAIN_S", 0.05)
-    monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
-    monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)
+    monkeypatch.setattr(bucket_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(bucket_module, "CLIENT_TRIES", 1)
 
 
 class Bucket:
@@ -43,19 +43,16 @@ class Bucket:
 
     def __init__(self, server, folder):
         self.server, self.folder, self.prefix = server, folder, f"made/{uuid.uuid4().hex}"
-        self.store = S3Store(
-            "bucket",
-            config={"aws_endpoint_url_s3": f"http://127.0.0.1:{server.port}", "region": "us-east-1"},
-            client_options={"allow_http": True},
-            access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
-            secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
-        )
+        self.blobs = open_blobs(parse(server.uri("bucket", self.prefix)), "test", soon())
 
     def add(self, name, content):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        obstore.put(self.store, f"{self.prefix}/{name}", content)
+        self.blobs.put(name, whole(content), soon())
+
+    def remove(self, name):
+        self.blobs.remove(name, soon())
 
     def open(self, *, port=None, deadline=None, **keys):
         root = self.server.uri("bucket", self.prefix, port)
@@ -71,6 +68,11 @@ class Bucket:
 @pytest.fixture
 def bucket(s3, tmp_path):  # noqa: F811
     return Bucket(s3, tmp_path)
+
+
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def any_bucket(request, tmp_path):
+    return Bucket(request.getfixturevalue(request.param), tmp_path)
 
 
 def everything(source):
@@ -94,62 +96,62 @@ def parquet_bytes(num, first=0):
     return sink.getvalue().to_pybytes()
 
 
-def test_objects_are_the_same_stream_as_files(bucket):
+def test_objects_are_the_same_stream_as_files(any_bucket):
     for hour in (9, 10, 2):
-        bucket.add(f"logs/2024/{hour}/a.jsonl", b"".join(b'{"n":%d}\n' % n for n in range(hour * 400)))
-    bucket.add("logs/2024/9/b.jsonl.gz", gzip.compress(b"one\ntwo"))
-    bucket.add("logs/2024/9/.hidden.jsonl", b"no\n")
-    bucket.add("logs/2024/9/other.txt", b"no\n")
+        any_bucket.add(f"logs/2024/{hour}/a.jsonl", b"".join(b'{"n":%d}\n' % n for n in range(hour * 400)))
+    any_bucket.add("logs/2024/9/b.jsonl.gz", gzip.compress(b"one\ntwo"))
+    any_bucket.add("logs/2024/9/.hidden.jsonl", b"no\n")
+    any_bucket.add("logs/2024/9/other.txt", b"no\n")
     paths = ("logs/{year}/{hour}/*.jsonl", "logs/{year}/{hour}/*.gz")
-    found = everything(bucket.open(paths=paths))
-    assert found == everything(bucket.open_folder(paths=paths))
+    found = everything(any_bucket.open(paths=paths))
+    assert found == everything(any_bucket.open_folder(paths=paths))
     assert [name for name, *_ in found][:3] == [f"logs/2024/{hour}/a.jsonl" for hour in (2, 9, 10)]
 
 
-def test_rows_of_objects_are_read_from_any_row(bucket):
-    bucket.add("a/1.parquet", parquet_bytes(2_000))
-    bucket.add("b/2.parquet", parquet_bytes(30, first=5_000))
+def test_rows_of_objects_are_read_from_any_row(any_bucket):
+    any_bucket.add("a/1.parquet", parquet_bytes(2_000))
+    any_bucket.add("b/2.parquet", parquet_bytes(30, first=5_000))
     keys = {"paths": ("**/*.parquet",), "format": "parquet", "columns": ("n",)}
-    source = bucket.open(**keys)
-    assert everything(source) == everything(bucket.open_folder(**keys))
+    source = any_bucket.open(**keys)
+    assert everything(source) == everything(any_bucket.open_folder(**keys))
     (block,) = source.read(Segment("a/1.parquet", 0, 1_234, 1_240), soon())
     assert [block.value(i) for i in range(6)] == [b'{"n":%d}' % n for n in range(1_234, 1_240)]
 
 
-def test_a_bounded_source_keeps_its_objects_and_a_followed_one_finds_more_behind_their_marker(bucket):
-    bucket.add("d/1/a.jsonl", b"a\n")
-    bucket.add("d/1/_SUCCESS", b"")
+def test_a_bounded_source_keeps_its_objects_and_a_followed_one_finds_more_behind_their_marker(any_bucket):
+    any_bucket.add("d/1/a.jsonl", b"a\n")
+    any_bucket.add("d/1/_SUCCESS", b"")
     keys = {"paths": ("d/{day}/*.jsonl",), "ready": "_SUCCESS"}
-    bounded, followed = bucket.open(**keys), bucket.open(**keys, follow=True, poll=0.0)
+    bounded, followed = any_bucket.open(**keys), any_bucket.open(**keys, follow=True, poll=0.0)
     assert [len(source.partitions(soon())) for source in (bounded, followed)] == [1, 1]
-    bucket.add("d/2/b.jsonl", b"b\nc\n")
+    any_bucket.add("d/2/b.jsonl", b"b\nc\n")
     assert [len(source.partitions(soon())) for source in (bounded, followed)] == [1, 1]
-    bucket.add("d/2/_SUCCESS", b"")
+    any_bucket.add("d/2/_SUCCESS", b"")
     assert [part.end for part in followed.partitions(soon())] == [1, 2]
     assert len(bounded.partitions(soon())) == 1
     bounded.look_again(soon())
     assert len(bounded.partitions(soon())) == 2
-    obstore.delete(bucket.store, f"{bucket.prefix}/d/1/a.jsonl")
+    any_bucket.remove("d/1/a.jsonl")
     bounded.look_again(soon())
     assert [part.name for part in bounded.partitions(soon())] == ["d/2/b.jsonl"]
     assert [part.final for part in followed.partitions(soon())] == [True, False], "it is gone, so nothing is added"
 
 
-def test_a_replaced_object_and_one_that_is_gone_are_named(bucket):
-    bucket.add("a.jsonl", b"1\n2\n")
-    source = bucket.open(paths=("*.jsonl",))
+def test_a_replaced_object_and_one_that_is_gone_are_named(any_bucket):
+    any_bucket.add("a.jsonl", b"1\n2\n")
+    source = any_bucket.open(paths=("*.jsonl",))
     (part,) = source.partitions(soon())
     segment = Segment(part.name, 0, 0, 2, part.identity)
-    bucket.add("a.jsonl", b"3\n4\n")
+    any_bucket.add("a.jsonl", b"3\n4\n")
     with pytest.raises(SourceGap, match="was replaced"):
         list(source.read(segment, soon()))
     with pytest.raises(SourceGap, match="is not what it was"):
-        list(bucket.open(paths=("*.jsonl",)).read(segment, soon()))
-    obstore.delete(bucket.store, f"{bucket.prefix}/a.jsonl")
+        list(any_bucket.open(paths=("*.jsonl",)).read(segment, soon()))
+    any_bucket.remove("a.jsonl")
     with pytest.raises(SourceGap, match="is gone"):
         list(source.read(segment, soon()))
-    with pytest.raises(SpecError, match=r"no file matches '\*.jsonl' in s3://bucket/made"):
-        bucket.open(paths=("*.jsonl",))
+    with pytest.raises(SpecError, match=r"no file matches '\*.jsonl' in (s3|gs|az)://bucket/made"):
+        any_bucket.open(paths=("*.jsonl",))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

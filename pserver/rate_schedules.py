@@ -1,4 +1,5 @@
-"""Schedules of a learning rate: sections of the job spec, each with the share of the rate at a count, a pure function.
+"""Schedules of learning rates, of rows and of the dense part: sections of the job spec, each with the share of the rate
+at a count, a pure function.
 
 A schedule counts samples that were learnt, or versions: the passes before. Only + - * / and square root are used, so
 bits agree between machines. Imports no torch.
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from headrace.config import Count, PositiveCount, Section
-from headrace.pserver.config import NotNegative, Rate
+from headrace.config import Count, NotNegative, PositiveCount, Rate, Section
 from headrace.registry import Registry
 
 
@@ -21,6 +21,10 @@ class RateSchedule(Section):
     def share(self, count: int) -> float:
         """The factor of the rate after `count` samples or versions."""
         raise NotImplementedError
+
+    def share_after(self, samples: int, versions: int) -> float:
+        """The factor of the rate after so many samples and versions: 1 for a schedule without a count."""
+        return 1.0
 
 
 class Constant(RateSchedule):
@@ -39,6 +43,10 @@ class CountedSchedule(RateSchedule):
 
     counts: Literal["samples", "versions"] = "samples"
     """Unit of the schedule's numbers: samples learnt by all trainers, or versions."""
+
+    @override
+    def share_after(self, samples: int, versions: int) -> float:
+        return self.share(samples if self.counts == "samples" else versions)
 
 
 class DecaySchedule(CountedSchedule):
@@ -167,12 +175,12 @@ SCHEDULES = Registry(
     group="headrace.schedules",
     base=RateSchedule,
     own={
-        "constant": "trainer.rate_schedules:Constant",
-        "warmup_linear": "trainer.rate_schedules:WarmupLinear",
-        "warmup_cosine": "trainer.rate_schedules:WarmupCosine",
-        "exponential": "trainer.rate_schedules:Exponential",
-        "piecewise": "trainer.rate_schedules:Piecewise",
-        "inverse_sqrt": "trainer.rate_schedules:InverseSqrt",
+        "constant": "pserver.rate_schedules:Constant",
+        "warmup_linear": "pserver.rate_schedules:WarmupLinear",
+        "warmup_cosine": "pserver.rate_schedules:WarmupCosine",
+        "exponential": "pserver.rate_schedules:Exponential",
+        "piecewise": "pserver.rate_schedules:Piecewise",
+        "inverse_sqrt": "pserver.rate_schedules:InverseSqrt",
     },
 )
 

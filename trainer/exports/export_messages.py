@@ -1,6 +1,7 @@
-"""The messages about an export: its operations in the log, and the request to the exporter process.
+"""The messages about an export: its operations in the log, request and answer of the exporter process.
 
-Pure, except for the functions in `ExportSettings`. trainer.exports.stream_state decides what is due.
+Each is beside the function that makes it. Pure, except for the functions in `ExportSettings`.
+trainer.exports.stream_state decides what is due.
 """
 
 import math
@@ -9,19 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.blob.store_address import StoreKind as AddressKind
 from headrace.blob.store_address import parse
+from headrace.config import Count, NotNegative, Section, SlotGroup
 from headrace.dataset.spec.schema import Schema
 from headrace.done_markers import is_done
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.destination import STAGES, ExportLocation, address_of, destination_of
-from headrace.trainer.exports.exporter_process import ExportAnswer, ExportRequest, ParentExport
 from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
-from headrace.trainer.exports.slot_files import slot_files_of
+from headrace.trainer.exports.slot_files import AnySlotFiles, slot_files_of
 from headrace.trainer.exports.stream_state import (
     ChainSettings,
     DueExport,
@@ -38,6 +38,104 @@ from headrace.trainer.spec.history_tables import history_tables
 
 if TYPE_CHECKING:
     from headrace.trainer.rank0.operations import ClosingPass
+
+
+class ParentExport(Section):
+    """The export that a delta builds on."""
+
+    name: str
+    """"0000000012-base"."""
+    version: Count
+    """Rows changed after it are in the delta."""
+    timeline: str
+    """Of the parent."""
+
+
+class ExportRequest(Section):
+    """One export of one commit. May be sent again after the export failed or was interrupted."""
+
+    job: str
+    """Name of the job."""
+    stream: str
+    """Name of the stream."""
+    section: ExportSection
+    """Settings of the stream."""
+    kind: Literal["base", "delta"]
+    """A whole model, or what changed since `parent`."""
+    timeline: str
+    """Of the version."""
+    version: Count
+    """Version to export."""
+    parent: ParentExport | None
+    """Parent of a delta; None for a base."""
+    all: bool = False
+    """Whether to ignore delta_threshold, after an export that failed."""
+    why: str = ""
+    """For the manifest: why the export is of this kind."""
+    commit: Path
+    """Folder of the commit of this version, leased."""
+    address: str
+    """Destination of the stream, as headrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
+    stage: Path
+    """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
+    tables: dict[str, TableSection]
+    """Sections in force at this version, of the tables to export."""
+    slots: dict[str, dict[SlotGroup, str]]
+    """By table: slot group to the name of its slot."""
+    groups: dict[str, SlotGroup] = {}
+    """Slot group of every sparse slot by name. Default: as in `slots`."""
+    slot_files: tuple[AnySlotFiles, ...] = ()
+    """Exports of all tables have them; others, and deltas of such, have none, and say so."""
+    slot_tables: dict[str, TableSection] = {}
+    """Sections of the tables of histories and counters."""
+    whole: bool = True
+    """Whether all tables of the job are exported."""
+    folder: Path = Path()
+    """Folder of the job file: the command after an export runs there."""
+    facts: dict[str, Any] = {}
+    """Copied into the manifest: positions, event_time, day, metrics, fingerprint, and what holds the export back."""
+    point: tuple[str, ...] = ()
+    """For a rollback, nothing is exported: current.json names the first of these paths that exists."""
+
+    @property
+    def name(self) -> str:
+        """Name of the export's folder; for a rollback, of the request."""
+        if self.point:
+            return f"rollback-{self.version}"
+        return f"{self.version:010d}-{self.kind}"
+
+
+class ExportAnswer(Section):
+    """How an export ended."""
+
+    name: str
+    """Name of the export."""
+    outcome: Literal["complete", "failed"]
+    """"complete": _DONE is there."""
+    error: str | None = None
+    """The failure, its place, and what to do."""
+    final: bool = False
+    """Whether another try cannot succeed either."""
+    path: str = ""
+    """Address of the export's folder."""
+    current: bool = False
+    """Whether it passed its gates, so that current.json points to it."""
+    failed_gates: tuple[str, ...] = ()
+    """Descriptions of the gates that failed."""
+    command_error: str | None = None
+    """How the command after the export failed, if it did."""
+    rows: Count = 0
+    """Exported rows of all tables."""
+    tombstones: Count = 0
+    """Exported tombstones of all tables."""
+    pending: Count = 0
+    """Changed rows that thresholds excluded."""
+    num_bytes: Count = 0
+    """Size of all files."""
+    seconds: NotNegative = 0.0
+    """From request to _DONE."""
+    removed: tuple[str, ...] = ()
+    """Old exports that were removed: "t1/0000000012-base"."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +206,7 @@ class ExportSettings:
     def is_gone(self, stream: str, path: str) -> bool:
         """Whether a folder of this machine lacks a complete export; False for an object store, which is not asked."""
         address = parse(self.address(stream))
-        return address.kind is AddressKind.FOLDER and not is_done(Path(address.root) / self.job / path)
+        return address.is_folder and not is_done(Path(address.root) / self.job / path)
 
     def hindrance(self, request: ExportRequest, *, has_commit: bool) -> str:
         """The reason why an export that was cut before a restart is not made; "" where it is."""
@@ -221,7 +319,7 @@ def request_of(setting: ExportSettings, chain: ExportStreamState) -> ExportReque
         tables=tables,
         slots={name: setting.slots.get(name, {}) for name in cut.tables},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
-        slot_files=slot_files_of(setting.schema, tables),
+        slot_files=slot_files_of(setting.schema),
         slot_tables=history_tables(setting.schema),
         whole=set(cut.tables) == set(setting.tables()),
         folder=setting.folder,

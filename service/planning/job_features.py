@@ -1,0 +1,168 @@
+"""Measures what slots of a job are worth on the first events of its stream, and features that would add to them."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import BadInput, SpecError
+from headrace.service.planning.feature_columns import (
+    IdColumn,
+    of_counters,
+    of_history,
+    of_numbers,
+    of_signs,
+)
+from headrace.service.planning.feature_worth import Feature, FeatureWorth, Gain, SampleFacts, entry_of, find_features
+from headrace.service.planning.stream_facts import read_blocks
+from headrace.service.planning.sweep_settings import toml_value
+from headrace.service.spec.job import LoadedJob
+
+MAX_SAMPLES = 200_000
+"""Most samples that are measured."""
+MAX_VALUES = 8_000_000
+"""Most ids and numbers in memory; the sample ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestions:
+    """The measured features of a job."""
+
+    found: FeatureWorth
+    events: int
+    rejected: int
+    features: tuple[tuple[str, Feature, Gain], ...]
+    """Those that pay, with a name for the slot of each."""
+    entries: tuple[Mapping[str, Any], ...]
+    """Their slots in the job file."""
+    droppable: tuple[str, ...]
+    """Slots that cost rows and are worth nothing, or less."""
+
+    def lines(self) -> Iterator[str]:
+        """The lines below the tables."""
+        found = self.found
+        yield f"{found.samples:,} samples of {self.events:,} events, {self.rejected:,} rejected. AUC: that of a linear"
+        yield f"model in the second half, predicted before it was learnt; {found.auc:.4f} with the slots as they are."
+        yield "p: of the difference in log loss. A deep model may gain less from crosses: headrace sweep tells."
+        for entry in self.entries:
+            yield from ("", "[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in entry.items()))
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        found = self.found
+
+        def gain(each: Gain, rows: int) -> dict[str, Any]:
+            return {"auc": each.auc, "logloss": each.loss, "p": each.p, "rows": rows}
+
+        chosen = zip(self.features, self.entries, strict=True)
+        return {
+            "events": self.events,
+            "rejected": self.rejected,
+            "samples": found.samples,
+            "auc": found.auc,
+            "rows": found.num_rows,
+            "features": [
+                {"kind": feature.kind, "of": feature.of, **gain(worth, feature.column.num_rows), "slot": entry}
+                for (_, feature, worth), entry in chosen
+            ],
+            "slots": {name: gain(*each) | {"drop": name in self.droppable} for name, each in found.slots.items()},
+            "admission": {str(times): gain(*each) for times, each in found.admission.items()},
+        }
+
+
+def suggest_features(job: LoadedJob, num_events: int) -> Suggestions:
+    """Measure the job on its first events. Raises SpecError, BadInput, and as a source."""
+    found, tally = measure_job(job, num_events)
+    schema = Schema.of(job.spec.slots)
+    names = {slot.name for slot in schema.slots}
+    texts = {slot.name for slot in schema.sparse if slot.sparse.values == "string"}
+    features, entries = [], []
+    for feature, gain in found.features:
+        entry = entry_of(feature, names, texts)
+        names.add(entry["name"])
+        features.append((str(entry["name"]), feature, gain))
+        entries.append(entry)
+    used = {name for feature, _ in found.features for name in feature.of}
+    free = {name: each for name, each in found.slots.items() if name not in used}
+    droppable = tuple(name for name, (gain, _) in free.items() if gain.loss <= 0 and gain.auc >= 0)
+    rejected = sum(tally.rejected.values())
+    return Suggestions(found, tally.num_events, rejected, tuple(features), tuple(entries), droppable)
+
+
+def measure_job(
+    job: LoadedJob,
+    num_events: int,
+    *,
+    ids: Mapping[str, Sequence[str]] | None = None,
+    doubted: Collection[str] = (),
+) -> tuple[FeatureWorth, PassTally]:
+    """Measure the job's slots and features on its first events, and what was read.
+
+    `ids`: slots of the job that are tried in place of others. `doubted`: slots that must pay.
+    Raises SpecError, BadInput, and as a source.
+    """
+    spec, schema, tally = job.spec, Schema.of(job.spec.slots), PassTally()
+    task = next((each for each in spec.tasks if each.loss == "bce"), None)
+    if task is None or spec.join is not None:
+        what = "its labels come from a join" if task else 'no task has loss = "bce"'
+        raise SpecError(f"features cannot be measured: {what}", "join" if task else "tasks")
+    samples, event_B = _read(job, num_events, tally)
+    label_B = samples.meta[task.label].astype(np.float64)
+    kept_B = np.flatnonzero((label_B >= 0) & (label_B <= 1))
+    samples, event_B, label_B = samples.take(kept_B), event_B[kept_B], label_B[kept_B]
+    end_E = np.flatnonzero(np.append(np.diff(event_B) != 0, len(event_B) > 0)) + 1
+    facts = SampleFacts(label_B, end_E, samples.time_s_B)
+    columns = _columns(schema, samples, facts)
+    tried = [Feature("ids", tuple(of), {"name": name}, columns.pop(name)) for name, of in (ids or {}).items()]
+    crosses = {slot.name for slot in schema.emitted.sparse if slot.entry.cross}
+    return find_features(facts, columns, task.label, ids=tried, doubted=doubted, crosses=crosses), tally
+
+
+def _read(job: LoadedJob, num_events: int, tally: PassTally) -> tuple[Samples, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The first samples, and the number of each one's event."""
+    parts, events, num_events_before, num_samples, num_values = [], [], 0, 0, 0
+    with closing(read_blocks(job, num_events, tally)) as blocks:
+        for block in blocks:
+            for part in block:
+                if not len(part):
+                    continue
+                parts.append(part)
+                events.append(num_events_before + np.cumsum(np.append(0, np.diff(part.event_B) != 0)))
+                num_events_before = int(events[-1][-1]) + 1
+                num_samples += len(part)
+                num_values += sum(len(each.values_N) for each in part.sparse.values())
+                num_values += sum(each.size for each in part.dense.values())
+            if num_samples >= MAX_SAMPLES or num_values >= MAX_VALUES:
+                break
+    if not parts:
+        rejected = sum(tally.rejected.values())
+        raise BadInput(f"the stream gave no sample: {tally.num_events:,} events, {rejected} rejected")
+    return Samples.concat(parts), np.concatenate(events)
+
+
+def _columns(schema: Schema, samples: Samples, facts: SampleFacts) -> dict[str, IdColumn]:
+    """Of all slots that the model gets, in order; statistics of rows are left out, as there are no rows."""
+    emitted = {
+        slot.name: of_signs(samples.sparse[slot.name], is_mean=slot.sparse.pooling != "sum")
+        for slot in schema.emitted.sparse
+    }
+
+    def column(slot: Slot) -> IdColumn:
+        if slot in schema.histories:
+            history = slot.history
+            when_B = np.ones(len(samples), np.bool_)
+            if history.when is not None:
+                when_B = np.nan_to_num(samples.meta[history.when].astype(np.float64)) != 0
+            return of_history(emitted[history.key], emitted[history.of], when_B, facts.end_E, history.last)
+        if slot in schema.counters:
+            windows_s = np.array(slot.counters.windows_s, np.int64)
+            keys = [emitted[name] for name in slot.counters.keys]
+            return of_counters(keys, facts.click_B, facts.end_E, facts.time_s_B, windows_s)
+        return emitted[slot.name] if slot.name in emitted else of_numbers(samples.dense[slot.name])
+
+    return {slot.name: column(slot) for slot in (*schema.sparse, *schema.dense) if slot not in schema.statistics}

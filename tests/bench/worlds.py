@@ -1,0 +1,213 @@
+"""Simulated streams unlike that of the example clicks: to choose defaults by, and to verify what was chosen.
+
+`python -m tests.bench.worlds ratings --samples 60000 --seed 1 > ratings.jsonl` writes one: an event is a JSON object, a
+line and a sample. `job_of` is the part of a job file that reads it: without a program, every field a slot of its own.
+The same name, seed and number give the same bytes.
+
+Ids and moments come from a generator of random numbers; every trait of an id is a hash of (seed, trait, id), so an id
+keeps it. `click` is drawn by the logistic function of a sum of traits.
+
+Shapes: N samples.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.sources.simulated import START_S
+from headrace.dataset.sources.simulated_world import DAY_S, hashed, spread
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
+"""Whole numbers are ids, fractions dense values; `ts` and those of META are neither."""
+
+META = ("click", "watch_s")
+REGIMES = 6
+"""Periods of *regimes*: at the begin of each, half of its fields mean something new."""
+OWN_ID = 1 << 40
+"""Ids that are seen once or twice are drawn below it."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers and traits of one world."""
+
+    seed: int
+    random: np.random.Generator
+
+    def ids(self, size: int, num: int, skew: float = 1.0) -> I64:
+        """(N,) ids below `size`; the larger the skew, the more often the small ones."""
+        return (size * self.random.random(num) ** skew).astype(np.int64)
+
+    def trait(self, name: str, *ids: I64) -> F64:
+        """(N,) a trait of ids, or of tuples of them: bell-shaped, of mean 0 and variance 1."""
+        key_N = np.zeros(len(ids[0]), np.uint64)
+        for part, id_N in enumerate(ids):
+            key_N = hashed(self.seed, crc32(name.encode()) + part, key_N ^ id_N.astype(np.uint64))
+        return spread(key_N)
+
+    def attribute(self, name: str, size: int, *ids: I64) -> I64:
+        """(N,) an attribute of ids below `size`; small ones are had by more."""
+        chance_N = np.clip(0.5 + self.trait(name, *ids) / 3.5, 0, 1 - 1e-9)
+        return (size * chance_N**2).astype(np.int64)
+
+    def clicks(self, logit_N: F64) -> I64:
+        """(N,) 1 with the chance that the logit says."""
+        return (self.random.random(len(logit_N)) < 1 / (1 + np.exp(-logit_N))).astype(np.int64)
+
+    def runs(self, size: int, num: int, mean: float) -> tuple[I64, I64]:
+        """(N,) ids that come in runs of a mean length, and the number of the run."""
+        length = self.random.geometric(1 / mean, size=int(2 * num / mean) + 10)
+        run_N = np.repeat(np.arange(len(length)), length)[:num]
+        return self.ids(size, len(length), 1.5)[run_N], run_N
+
+
+def few_ids(draws: Draws, num: int) -> Columns:
+    """Eight fields of 5 to 200 ids, each seen often; pairs of them decide as much as they do alone."""
+    sizes = {"shelf": 40, "hour": 24, "device": 5, "campaign": 200, "region": 50, "age": 10, "slot": 12, "theme": 30}
+    ids = {name: draws.ids(size, num, 1.5) for name, size in sizes.items()}
+    logit = -1.5 + sum(0.3 * draws.trait(name, id_N) for name, id_N in ids.items())
+    for one, other in (("shelf", "region"), ("campaign", "device"), ("theme", "age")):
+        logit += 0.5 * draws.trait(one + other, ids[one], ids[other])
+    return {**ids, "price": draws.random.gamma(2.0, 1.0, num), "click": draws.clicks(logit)}
+
+
+def many_ids(draws: Draws, num: int) -> Columns:
+    """Ten fields: two of ids seen once, three with a long tail of rare ids, five of few ids."""
+    ids = {
+        "request": draws.ids(OWN_ID, num),
+        "cookie": draws.ids(OWN_ID, num // 2 + 1)[draws.ids(num // 2 + 1, num)],
+        "page": draws.ids(200_000, num, 4.0),
+        "query": draws.ids(400_000, num, 3.0),
+        "advert": draws.ids(50_000, num, 3.0),
+        **{name: draws.ids(size, num, 2.0) for name, size in (("site", 3000), ("seller", 500), ("country", 60))},
+        **{name: draws.ids(size, num, 1.0) for name, size in (("position", 8), ("device", 5))},
+    }
+    strength = {"page": 0.6, "query": 0.5, "advert": 0.7, "site": 0.5, "seller": 0.4, "position": 0.5, "device": 0.2}
+    logit = -1.8 + sum(by * draws.trait(name, ids[name]) for name, by in strength.items())
+    logit += 0.4 * draws.trait("site and seller", ids["site"], ids["seller"])
+    return {**ids, "click": draws.clicks(logit)}
+
+
+def ratings(draws: Draws, num: int) -> Columns:
+    """Users rate some forty items at a time; a rating is the sum of what user, item, and taste for its genre add."""
+    user, _ = draws.runs(3000, num, 40.0)
+    item = draws.ids(4000, num, 2.0)
+    genre = draws.attribute("genre", 18, item)
+    rating = 3.5 + 0.45 * draws.trait("user", user) + 0.5 * draws.trait("item", item)
+    for taste in range(4):
+        rating += 0.2 * draws.trait(f"user {taste}", user) * draws.trait(f"item {taste}", item)
+    rating += 0.25 * draws.trait("user and genre", user, genre) + 0.85 * draws.random.normal(size=num)
+    return {"user": user, "item": item, "genre": genre, "click": (rating >= 4).astype(np.int64)}  # noqa: PLR2004
+
+
+OF_USERS = {"age": 8, "gender": 3, "city": 400, "phone": 900, "system": 30, "network": 5, "carrier": 12, "signup": 40}
+OF_USERS |= {"friends": 20, "follows": 30, "spends": 15, "language": 25, "interest": 60, "second_interest": 60}
+OF_VIDEOS = {"author": 9000, "music": 5000, "category": 70, "tag": 1500, "second_tag": 1500, "format": 6, "filter": 80}
+OF_VIDEOS |= {"place": 700, "quality": 5, "captions": 2, "kind": 9, "length": 12}
+OF_MOMENTS = {"hour": 24, "weekday": 7, "tab": 4, "rank": 30, "battery": 10, "refresh": 20, "version": 45, "test": 8}
+
+
+def videos(draws: Draws, num: int) -> Columns:
+    """Short videos, watched one after another: 37 fields of 2 to 60,000 ids, and new videos all the time.
+
+    `click` is a video watched for most of its length, `watch_s` how long.
+    """
+    user, session = draws.runs(20_000, num, 15.0)
+    video = (np.arange(num) * 0.25).astype(np.int64) + draws.ids(20_000, num, 2.0)
+    columns = {"user": user, "video": video, "session": session}
+    columns |= {name: draws.attribute(name, size, user) for name, size in OF_USERS.items()}
+    columns |= {name: draws.attribute(name, size, video) for name, size in OF_VIDEOS.items()}
+    columns |= {name: draws.ids(size, num) for name, size in OF_MOMENTS.items()}
+    length_s = 5.0 * 1.35 ** columns["length"]
+    logit = -0.4 + 0.45 * draws.trait("user", user) + 0.5 * draws.trait("video", video) - 0.12 * columns["length"]
+    strength = {"author": 0.4, "category": 0.3, "music": 0.2, "tab": 0.3, "hour": 0.15, "rank": 0.2, "network": 0.15}
+    logit += sum(by * draws.trait(name, columns[name]) for name, by in strength.items())
+    for one, other in (("interest", "category"), ("age", "category"), ("user", "category"), ("city", "place")):
+        logit += 0.3 * draws.trait(one + other, columns[one], columns[other])
+    watched = draws.clicks(logit)
+    share = np.where(watched, 0.8 + 0.4 * draws.random.random(num), 0.8 * draws.random.random(num) ** 2)
+    dense = {"length_s": np.log1p(length_s), "shown_before": draws.random.gamma(1.0, 2.0, num)}
+    return {**columns, **dense, "click": watched, "watch_s": np.round(share * length_s, 2)}
+
+
+def regimes(draws: Draws, num: int) -> Columns:
+    """Ten fields; REGIMES times, from one event to the next, five of them mean something else."""
+    sizes = (2000, 800, 300, 300, 100, 100, 40, 40, 10, 10)
+    ids = {f"field_{place}": draws.ids(size, num, 2.0) for place, size in enumerate(sizes)}
+    regime = np.arange(num) * REGIMES // num
+    logit = np.full(num, -1.2)
+    for place, (name, id_N) in enumerate(ids.items()):
+        logit += 0.45 * (draws.trait(name, id_N, regime) if place % 2 else draws.trait(name, id_N))
+    return {**ids, "click": draws.clicks(logit)}
+
+
+def rare(draws: Draws, num: int) -> Columns:
+    """Twelve fields; one sample in two hundred is a click."""
+    sizes = {"user": 30_000, "item": 3000, "seller": 400, "site": 1000, "page": 8000, "hour": 24, "device": 5}
+    sizes |= {"region": 80, "size": 10, "age": 9, "campaign": 150, "format": 6}
+    ids = {name: draws.ids(size, num, 2.0) for name, size in sizes.items()}
+    strength = {"user": 0.6, "item": 0.7, "seller": 0.6, "site": 0.6, "campaign": 0.6, "region": 0.3, "format": 0.3}
+    logit = -6.35 + sum(by * draws.trait(name, ids[name]) for name, by in strength.items())
+    return {**ids, "click": draws.clicks(logit)}
+
+
+Make = Callable[[Draws, int], Columns]
+CHOOSING: Mapping[str, Make] = {"few_ids": few_ids, "many_ids": many_ids, "ratings": ratings}
+"""Defaults may be chosen by these."""
+HELD_OUT: Mapping[str, Make] = {"videos": videos, "regimes": regimes, "rare": rare}
+"""Nothing is chosen by these: they say whether a choice holds elsewhere."""
+WORLDS = {**CHOOSING, **HELD_OUT}
+
+
+def make(name: str, num: int, seed: int = 1) -> Columns:
+    """The columns of `num` samples, their time first: a day has 20,000."""
+    random = np.random.default_rng([seed, crc32(name.encode())])
+    return {"ts": START_S + np.arange(num) * (DAY_S / 20_000), **WORLDS[name](Draws(seed, random), num)}
+
+
+def events(columns: Columns) -> Iterator[bytes]:
+    """Each sample as a line of JSON."""
+    names = list(columns)
+    for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+        fields = (round(value, 4) if isinstance(value, float) else value for value in values)
+        yield json.dumps(dict(zip(names, fields, strict=True)), separators=(",", ":")).encode() + b"\n"
+
+
+def job_of(name: str) -> dict[str, Any]:
+    """The job of a world, but for source and store; all that learning depends on has its default."""
+    columns = make(name, 1)
+    meta = [column for column in columns if column in META]
+    dense = [column for column, values in columns.items() if values.dtype.kind == "f" and column not in (*META, "ts")]
+    sparse = [column for column in columns if column not in (*dense, *meta, "ts")]
+    slots: list[dict[str, Any]] = [{"names": sparse}, {"names": meta, "kind": "meta"}]
+    slots[1:1] = [{"names": dense, "kind": "dense"}] if dense else []
+    return {
+        "name": name.replace("_", "-"),
+        "seed": 1,
+        "pipe": {"kind": "columns"},
+        "slots": slots,
+        "tasks": [{"name": "ctr", "label": "click"}],
+        "model": {"name": "deepfm"},
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("world", choices=sorted(WORLDS))
+    arguments.add_argument("--samples", type=int, default=60_000)
+    arguments.add_argument("--seed", type=int, default=1)
+    given = arguments.parse_args()
+    sys.stdout.buffer.writelines(events(make(given.world, given.samples, given.seed)))
+
+
+if __name__ == "__main__":
+    main()

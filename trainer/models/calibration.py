@@ -1,0 +1,152 @@
+"""Keeps probabilities calibrated: a scale and an offset of each task's logits that follow the stream.
+
+Online Platt scaling (Gupta, Ramdas, "Online Platt Scaling with Calibeating", ICML 2023) by Newton steps that forget:
+every step predicts with sigmoid(scale * logit + offset), then corrects both by the gradient of the log loss over the
+step's samples, divided by the information of the recent ones. The model learns from its own logits, so no gradient
+passes here, and no bit of its weights depends on it. Scale is above 0, so the order of predictions stays.
+
+Scale, offset and information are buffers of the model: commits, digests, the live feed and exports have them as they
+have its weights. In modes in which trainers do not meet in steps each follows its own samples, and the close of a pass
+brings those of rank 0 to all, as for other buffers.
+
+Shapes: B samples, T tasks with calibration, K sums of a step (SUMS), I numbers of information (KNOWN).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headrace.errors import SpecError
+
+NAME = "calibration"
+"""The attribute of a model, and the prefix of the names of its buffers."""
+MEMORY, MAX_MEMORY, SHARE = 400.0, 4000.0, 0.1
+"""Information that is remembered: a tenth of all there was, within bounds. It is about a number of clicks where clicks
+are rare. Few follow a young model; many cost less: the offset is noisy by 1 / sqrt(2 * memory), 0.035 to 0.011."""
+DAMPING = 32.0
+"""Information that is added in each step, so that the first ones stay small."""
+SCALES = 0.125, 8.0
+OFFSETS = -20.0, 20.0
+SUMS, KNOWN = 6, 5
+"""Sums of a step: the gradient of scale and offset; the information of scale, of the pair, of offset; that of offset
+with squared weights. These four are remembered, and how much there was: that of offset in units of the mean weight."""
+
+
+class Calibration(nn.Module):
+    """The calibration of the tasks with these names; other tasks are left as they are."""
+
+    scale_T: Tensor
+    offset_T: Tensor
+    information_TI: Tensor
+
+    def __init__(self, tasks: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.tasks: Final = tuple(tasks)
+        self._sums_TK = np.zeros((len(tasks), SUMS))
+        self.register_buffer("scale_T", torch.ones(len(tasks)))
+        self.register_buffer("offset_T", torch.zeros(len(tasks)))
+        self.register_buffer("information_TI", torch.zeros(len(tasks), KNOWN))
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Calibration":
+        """That of a model, or one that changes nothing."""
+        found = getattr(model, NAME, None)
+        return found if isinstance(found, cls) else cls()
+
+    def forward(self, task: str, logit_B: Tensor) -> Tensor:
+        """(B,) calibrated logits."""
+        if task not in self.tasks:
+            return logit_B
+        place = self.tasks.index(task)
+        return logit_B * self.scale_T[place] + self.offset_T[place]
+
+    def note(self, moments: Mapping[str, NDArray[np.float64]]) -> None:
+        """Add the sums of a batch that is learnt from, by task."""
+        for place, task in enumerate(self.tasks):
+            self._sums_TK[place] += moments[task]
+
+    def take_sums(self) -> list[float]:
+        """This rank's sums since the last call."""
+        sums: list[float] = self._sums_TK.reshape(-1).tolist()
+        self._sums_TK.fill(0)
+        return sums
+
+    @torch.no_grad()
+    def learn(self, sums: Sequence[float]) -> None:
+        """Follow the samples of a step, by `take_sums` over all ranks. Sums that are not finite are left out."""
+        if not self.tasks:
+            return
+        sums_TK = np.array(sums).reshape(-1, SUMS)
+        scales, offsets, known = self.scale_T.tolist(), self.offset_T.tolist(), self.information_TI.tolist()
+        for place, sums_K in enumerate(sums_TK.tolist()):
+            if all(math.isfinite(each) for each in sums_K) and sums_K[4] > 0:
+                before = scales[place], offsets[place]
+                scales[place], offsets[place], known[place] = newton_step(before, known[place], sums_K)
+        for buffer, values in ((self.scale_T, scales), (self.offset_T, offsets), (self.information_TI, known)):
+            buffer.copy_(torch.tensor(values))
+
+
+def newton_step(
+    before: tuple[float, float], known: Sequence[float], sums: Sequence[float]
+) -> tuple[float, float, list[float]]:
+    """Scale and offset after a step, and the information that is remembered then.
+
+    Information is relative to the mean weight of samples, so that a common factor of all weights changes nothing.
+    """
+    of_scale, of_offset, *new = sums
+    unit = (known[3] + new[3]) / (known[2] + new[2])
+    seen = min(known[4] + new[2] / unit, MAX_MEMORY / SHARE)
+    memory = max(MEMORY, SHARE * seen) * unit
+    kept = min(1.0, max(0.0, memory - new[2]) / known[2]) if known[2] > 0 else 0.0
+    information = [*(old * kept + more for old, more in zip(known[:4], new, strict=True)), seen]
+    both, pair, one = information[0] + DAMPING * unit, information[1], information[2] + DAMPING * unit
+    determinant = both * one - pair * pair
+    scale = before[0] - (one * of_scale - pair * of_offset) / determinant
+    offset = before[1] - (both * of_offset - pair * of_scale) / determinant
+    return min(max(scale, SCALES[0]), SCALES[1]), min(max(offset, OFFSETS[0]), OFFSETS[1]), information
+
+
+def moments(
+    logit_B: NDArray[np.float32],
+    prediction_B: NDArray[np.float32],
+    label_B: NDArray[np.float32],
+    weight_B: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """(K,) the sums of a batch. `logit_B` are the model's, `prediction_B` the calibrated probabilities."""
+    counted_B = weight_B > 0
+    logit_N, prediction_N, label_N, weight_N = (
+        column_B[counted_B].astype(np.float64) for column_B in (logit_B, prediction_B, label_B, weight_B)
+    )
+    error_N = weight_N * (prediction_N - label_N)
+    information_N = weight_N * prediction_N * (1 - prediction_N)
+    columns = (
+        *(error_N * logit_N, error_N),
+        *(information_N * logit_N * logit_N, information_N * logit_N, information_N, information_N * weight_N),
+    )
+    return np.array([column_N.sum() for column_N in columns])
+
+
+def moments_reference(
+    logits: Sequence[float], predictions: Sequence[float], labels: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """The plain twin of `moments`."""
+    sums = [0.0] * SUMS
+    for z, p, y, w in zip(logits, predictions, labels, weights, strict=True):
+        if w > 0:
+            v = w * p * (1 - p)
+            sums = [
+                a + b for a, b in zip(sums, (w * (p - y) * z, w * (p - y), v * z * z, v * z, v, v * w), strict=True)
+            ]
+    return sums
+
+
+def add_calibration(model: nn.Module, tasks: Sequence[str]) -> None:
+    """Give a model the calibration of these tasks. Raises SpecError for a model that has something of that name."""
+    if hasattr(model, NAME):
+        raise SpecError(f"the model has an attribute {NAME!r}, as the trainer adds; rename it", "model")
+    model.add_module(NAME, Calibration(tasks))
