@@ -119,7 +119,7 @@ class TableSection(GrownSection):
     }
 
     begins_as: ClassVar[Mapping[str, str]] = {"first_order_optimizer": "optimizer"}
-    later: ClassVar[frozenset[str]] = frozenset({"schedule", "weight_decay", "l2"})
+    later: ClassVar[frozenset[str]] = frozenset({"schedule", "weight_decay", "l2", "in_batch"})
     dim: int = Field(default=16, ge=0, le=4096)
     """Length of the vector; with 0 a row has only a first-order weight."""
     first_order: bool = True
@@ -149,6 +149,9 @@ class TableSection(GrownSection):
     grad_scale: Literal["mean", "show", "sum"] = "mean"
     """"mean": gradients of the step's mean loss; "sum": times the step's batch size, the sum over the key's samples;
     "show": that divided by the key's shows."""
+    in_batch: bool = False
+    """Whether first-order weights follow each event of a batch before the next one is predicted
+    (trainer.features.in_batch). Without `optimizer`, `first_order_optimizer` and `grad_scale`: yes."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient of one row in a step, over its first-order weight and its vector, after
     `grad_scale`. A longer gradient is scaled to it before the optimizer. Unset: none is."""
@@ -191,10 +194,39 @@ class TableSection(GrownSection):
             raise ValueError(f"is less than {MIN_TABLE_BYTES >> 20}MiB, which would not hold the rows of a batch")
         return memory
 
+    @model_validator(mode="after")
+    def _follows_events(self) -> "TableSection":
+        first = self.first_order_optimizer or self.optimizer
+        needs = {
+            "first_order = true": self.first_order,
+            'optimizers of kind "adagrad"': first.kind == "adagrad",
+            'grad_scale = "sum"': self.grad_scale == "sum",
+            "rows that start with their vectors": not extends(self),
+        }
+        missing = [need for need, there in needs.items() if not there]
+        if self.in_batch and missing:
+            raise ValueError(f"in_batch = true needs {' and '.join(missing)}")
+        return self
+
     @property
     def learns_default_row(self) -> bool:
         """Whether its default row is a dense parameter."""
         return self.default_row == "learnt"
+
+    @property
+    def num_weights(self) -> int:
+        """D: floats of a row that a model reads."""
+        return int(self.first_order) + self.dim
+
+    @property
+    def num_pulled(self) -> int:
+        """Floats of a row that a trainer pulls to learn from: with `in_batch`, two more (pserver.rows.kernels)."""
+        return self.num_weights + 2 * self.in_batch
+
+
+def extends(section: TableSection) -> bool:
+    """Whether some rows get their vector later."""
+    return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
 
 
 def _is_a_folders_name(name: str) -> str:

@@ -151,7 +151,7 @@ class TrainSection(GrownSection):
     """With mode = "async": most steps by which a trainer may be ahead of the slowest one within a pass (bounded
     staleness). One that is further waits, at most step_deadline; for one that has learnt its part of the pass nobody
     waits. Unset: there is no bound within a pass."""
-    batch_size: int = Field(default=64, ge=1, le=1 << 20)
+    batch_size: int = Field(default=256, ge=1, le=1 << 20)
     """Samples in one step of one trainer; the samples of one event stay together."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Type of the model's arithmetic; float16 only on GPUs, with loss scaling."""

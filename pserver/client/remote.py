@@ -115,7 +115,8 @@ class RemoteShards:
     ) -> None:
         """Connect to every shard, in the order of their numbers, and check that it belongs to this job."""
         self._me, self._wires = me, wires_of(tables, me.wire)
-        self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
+        self._widths = {name: section.num_weights for name, section in tables.items()}
+        self._pulled = {name: section.num_pulled for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
         self._calls, self._context = ShardCalls(addresses, tables, me), zmq.Context()
         self._late: tuple[Sequence[Call], _BatchRows] | None = None
@@ -199,9 +200,12 @@ class RemoteShards:
         mine = self._ready(batch)
         request = self._me.request(DataCall.PULL, self._pass_number, batch=mine.number)
         calls = [self._steps.send(shard, request, (), deadline) for shard in range(len(self._calls.names))]
-        rows = _BatchRows(mine, self._widths, self._wires)
+        rows = self._rows_of(mine)
         self._await(calls, rows)
         return rows.rows
+
+    def _rows_of(self, batch: AnnouncedBatch) -> _BatchRows:
+        return _BatchRows(batch, self._pulled if batch.learn else self._widths, self._wires)
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
         self._num_looks += 1
@@ -233,7 +237,7 @@ class RemoteShards:
         wanted = None if following is None else self._ready(following)
         with span(Span.PUSH):
             calls = self._push(step, learnt, gradients or {}, wanted, scale, deadline)
-        rows = None if wanted is None else _BatchRows(wanted, self._widths, self._wires)
+        rows = None if wanted is None else self._rows_of(wanted)
         if rows is None or not self._slices_later:
             self._await(calls, rows)
             return None if rows is None else rows.rows

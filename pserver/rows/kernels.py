@@ -169,6 +169,55 @@ def gather_reference(slab_RW: F32, rows_U: I32, out_UD: F32) -> None:
 
 
 @njit(nogil=True, cache=True)
+def gather_learning(slab_RW, rows_U, begin, end, absent, group_R, class_G, rests_G, steps_C2, out_UE):  # type: ignore[no-untyped-def]
+    """As `gather`, with two columns after the D weights, for a table whose first-order weights learn by Adagrad.
+
+    With its accumulator n, they are (sqrt(n) + epsilon)^2 / rate^2 and 1 / rate^2: a step by a gradient g is
+    g / sqrt(first), and adds g^2 * second to first. Infinity and 0, which are no step, for a key without a row, whose
+    weights are `absent`, and for a row that rests: `rests_G` says so by slot group, or is empty.
+    """
+    num_weights = out_UE.shape[1] - 2
+    last = np.uint64(end) - np.uint64(1)
+    slab, width, count = slab_RW.reshape(-1), np.uint64(slab_RW.shape[1]), np.uint64(num_weights + 1)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(max(rows_U[min(u + AHEAD, last)], 0)) * width, count)
+        out_UE[u, num_weights], out_UE[u, num_weights + 1] = np.inf, np.float32(0)
+        if rows_U[u] == EMPTY:
+            out_UE[u, :num_weights] = absent
+            continue
+        row = np.uint64(rows_U[u]) * width
+        for w in range(np.uint64(num_weights)):
+            out_UE[u, w] = slab[row + w]
+        group = group_R[rows_U[u]]
+        rate, epsilon = steps_C2[class_G[group], 0], steps_C2[class_G[group], 1]
+        if rate > 0 and not (len(rests_G) and rests_G[group]):
+            root = (np.sqrt(slab[row + np.uint64(num_weights)]) + epsilon) / rate
+            out_UE[u, num_weights], out_UE[u, num_weights + 1] = root * root, np.float32(1) / (rate * rate)
+
+
+def gather_learning_reference(
+    slab_RW: F32,
+    rows_U: I32,
+    absent: np.float32,
+    group_R: NDArray[np.uint16],
+    class_G: NDArray[np.uint8],
+    rests_G: NDArray[np.bool_],
+    steps_C2: F32,
+    out_UE: F32,
+) -> None:
+    """The twin of `gather_learning` over all of `rows_U`."""
+    num_weights = out_UE.shape[1] - 2
+    for u, row in enumerate(rows_U):
+        out_UE[u] = [absent] * num_weights + [np.inf, 0]
+        if row != EMPTY:
+            out_UE[u, :num_weights] = slab_RW[row, :num_weights]
+            rate, epsilon = steps_C2[class_G[group_R[row]]]
+            if rate > 0 and not (len(rests_G) and rests_G[group_R[row]]):
+                root = (np.sqrt(slab_RW[row, num_weights]) + epsilon) / rate
+                out_UE[u, num_weights:] = root * root, np.float32(1) / (rate * rate)
+
+
+@njit(nogil=True, cache=True)
 def gather_present(slab_RW, changed_R, rows_U, absent, out_UD):  # type: ignore[no-untyped-def]
     """As `gather`, with `absent` for every weight of a key without a row or with a reserved one."""
     num_weights = out_UD.shape[1]

@@ -3,7 +3,7 @@
 Shapes: W floats of a row, D weights of a row, C classes of slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SpecError
-from headrace.pserver.config import TableSection
+from headrace.pserver.config import TableSection, extends
 from headrace.pserver.protocol.shards import ABSENT_BITS
 from headrace.pserver.row_optimizers import RowKernels, RowOptimizer
 from headrace.pserver.rows import weight_decay
@@ -48,11 +48,6 @@ class TableOptimizer:
         return replace(self, settings=settings)
 
 
-def extends(section: TableSection) -> bool:
-    """Whether some rows get their vector later."""
-    return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
-
-
 def _starts(own: RowOptimizer, other: RowOptimizer, num_weights: int) -> list[list[float]]:
     """The state that a part of a new row begins with; one without weights has some keys from the other part."""
     lent = {} if num_weights else {key: getattr(other, key) for key in own.lent}
@@ -83,6 +78,16 @@ def optimizer_of(section: TableSection) -> TableOptimizer:
         start, parts = [*start, 1.0], [*parts, 2]
     rates, start_state = np.array([first.lr, vector.lr]), np.array(start, np.float32)
     return TableOptimizer(vector.kernels(), settings, rates, start_state, np.array(parts, np.int8))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSteps:
+    """How long the first-order steps of a table with `in_batch` are in one pass (kernels.gather_learning)."""
+
+    rests_G: NDArray[np.bool_]
+    """(65536,) by slot group: whether its rows do not learn; empty: all do."""
+    rates_C2: F32
+    """(C, 2) by class: rate and epsilon of the first-order Adagrad."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class RowSettings:
         """`groups` are the slot groups of the table's slots, by name. Raises SpecError."""
         classes = classes_of(section, groups)
         optimizers, of_table = tuple(optimizer_of(each) for each in classes.sections), optimizer_of(section)
-        num_weights = int(section.first_order) + section.dim
+        num_weights = section.num_weights
         spread_C = np.array([spread_of(each) for each in classes.sections], np.float32)
         draw_C = np.array([DRAWS[each.init] for each in classes.sections], np.int8)
         scores = (each.extend_at for each in classes.sections)
@@ -156,6 +161,14 @@ class RowSettings:
         """The share of the rates after so many samples and versions."""
         schedule = self.classes.sections[0].schedule
         return 1.0 if schedule is None else schedule.share_after(samples, versions)
+
+    def first_steps(self, resting: Collection[int]) -> FirstSteps:
+        """At the present rates; `resting`: the slot groups that do not learn."""
+        rests_G = np.zeros(len(self.class_G) if resting else 0, np.bool_)
+        if resting:
+            rests_G[list(resting)] = True
+        rates_C2 = np.stack([each.settings[0, RATE : RATE + 2] for each in self.optimizers])
+        return FirstSteps(frozen(rests_G), frozen(rates_C2))
 
     @property
     def class_G(self) -> NDArray[np.uint8]:  # noqa: N802  # a suffix of shape

@@ -15,7 +15,7 @@ from headrace.pserver.protocol.shards import F32, U16, U64
 from headrace.pserver.rows import kernels, row_format
 from headrace.pserver.rows.arrays import allocate, grown
 from headrace.pserver.rows.digest import digest_rows, join
-from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -126,6 +126,11 @@ class Slab:
 
     def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
         kernels.gather(self.slab_RW, rows_U, begin, end, out_UD)
+
+    def gather_learning(self, rows_U: I32, begin: int, end: int, group_R: U16, steps: FirstSteps, out_UE: F32) -> None:
+        """Copy weights, and of which size their first-order steps are."""
+        by_group = group_R, self._settings.class_G, steps.rests_G, steps.rates_C2
+        kernels.gather_learning(self.slab_RW, rows_U, begin, end, self._settings.absent, *by_group, out_UE)
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
         kernels.gather_present(self.slab_RW, changed_R, rows_U, self._settings.absent, out_UD)

@@ -49,7 +49,7 @@ class OpenPass(PlainCommand):
 
     def apply(self, host: ShardHost, call: CommandCall) -> None:
         if host.state.open_pass(self.pass_number) is CallVerdict.ACT:
-            host.shard.open_pass(self.samples)
+            host.shard.open_pass(self.samples, self.pass_number - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,14 +127,16 @@ class Shard:
             elif name in batch.keys:
                 batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
                 batch.admitted[name] = table.num_admitted
-                found[name] = table.gather_present(batch.known[name], None, empty)
+                found[name] = table.gather_learning(batch.known[name], empty)
             else:
-                found[name] = table.gather(frozen(rows_U), empty)
+                found[name] = table.gather_learning(frozen(rows_U), empty)
         return found
 
     def early_rows(self, batch: ResolvedBatch, masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, F32]:
         """(E, D) the present rows that are marked, by table."""
-        return {name: self.tables[name].gather(frozen(batch.rows[name][mask_U])) for name, mask_U in masks.items()}
+        return {
+            name: self.tables[name].gather_learning(frozen(batch.rows[name][mask_U])) for name, mask_U in masks.items()
+        }
 
     @recorded(Span.PUSH)
     def apply(self, pushes: Sequence[Push], version: int) -> None:
@@ -182,15 +184,15 @@ class Shard:
         for name, rows_U in batch.rows.items():
             self.tables[name].rows.release(rows_U)
 
-    def open_pass(self, samples: int = 0) -> None:
-        """Begin a pass after so many learnt samples."""
+    def open_pass(self, samples: int = 0, versions: int = 0) -> None:
+        """Begin a pass after so many learnt samples and versions."""
         self._samples_before = samples
         self._samples.clear()
         self.histories.open_pass()
         self.joins.open_pass()
         self.clock.open_pass()
         for table in self.tables.values():
-            table.open_pass()
+            table.open_pass(samples, versions)
 
     @recorded(Span.CLOSE)
     def close_pass(self, day: int, version: int) -> str:

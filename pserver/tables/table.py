@@ -46,7 +46,7 @@ from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from headrace.pserver.rows.dirty_rows import DirtyRows
 from headrace.pserver.rows.row_cache import RowCache
-from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
 from headrace.pserver.rows.slab import Slab
 from headrace.pserver.rows.split_work import WorkSplitter
 from headrace.pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
@@ -94,6 +94,7 @@ class ShardTable:
         self.feed = TableFeed(self.rows, self._life, self.deletions)
         """The changes for subscribers of the live feed."""
         self.deletions.on_deleted = self.feed.note_deleted
+        self._steps: FirstSteps | None = None
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
@@ -143,6 +144,20 @@ class ShardTable:
         out_UD, gather = empty(len(rows_U), self.rows.num_weights), self.rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
+
+    def gather_learning(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
+        """(U, E) the rows of a batch to learn from, in an array made by `empty`: their weights, of EMPTY ones zeros or
+        marks; with `in_batch`, two columns more (pserver.rows.kernels)."""
+        if not self.section.in_batch:
+            return self.gather_present(rows_U, None, empty) if self.selective else self.gather(rows_U, empty)
+        self.deletions.purge(rows_U)
+        out_UE, floats, steps = empty(len(rows_U), self.section.num_pulled), self.rows.floats, self._steps
+        assert isinstance(floats, Slab) and steps is not None, (
+            "in_batch refuses vectors that join later; a pass is open"
+        )
+        group_R, gather = self.rows.columns["group"], floats.gather_learning
+        self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, group_R, steps, out_UE))
+        return out_UE
 
     def gather_present(self, rows_U: I32, keys_U: U64 | None = None, empty: Empty = empty_floats) -> F32:
         """(U, D) weights of rows; zeros, or marks, for EMPTY and reserved rows; in an array made by `empty`.
@@ -300,8 +315,11 @@ class ShardTable:
         """After a restore of `version`: go on under the present settings, which may be others than before."""
         self._life.set(self.section, self._groups, version)
 
-    def open_pass(self) -> None:
-        """Begin a pass: no rows touched, none new."""
+    def open_pass(self, samples: int = 0, versions: int = 0) -> None:
+        """Begin a pass after so many learnt samples and versions: no rows touched, none new."""
+        if self.section.in_batch:  # the same in the whole pass, since early rows are read before their step
+            settings = self.rows.settings.at(self.rows.settings.share_after(samples, versions))
+            self._steps = settings.first_steps(self._life.frozen_groups)
         self._num_touched = self._new_rows = self._unadmitted = 0
         self._made_before_G = self.deletions.made_G.copy()
 

@@ -104,6 +104,7 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         check_references(spec)
         spec.dense.check_trainers(spec.cluster.num_trainers)
         check_elastic(spec)
+        check_in_batch(spec)
         if spec.predict is not None:
             check_after(spec.predict, spec)
         check_evaluator(spec.evaluator, spec)
@@ -121,6 +122,16 @@ def check_elastic(spec: JobFile) -> None:
             "number of them; write one number",
             "cluster.trainers",
         )
+
+
+def check_in_batch(spec: JobFile) -> None:
+    """Raise SpecError for tables whose weights follow events where logits are known in the backward pass alone."""
+    for name, table in spec.tables.items():
+        if table.in_batch and spec.dense.strategy == "pipeline":
+            raise SpecError(
+                'does not work with dense.strategy = "pipeline" (logits and gradients are one computation); remove it',
+                f"tables.{name}.in_batch",
+            )
 
 
 def with_defaults(job: LoadedJob, number: int) -> LoadedJob:

@@ -45,7 +45,7 @@ def changes_of(num_slots: int) -> dict[str, Changes]:
         **{f"rate of vectors x {by:g}": rows(**{vector: by}) for by in (0.5, 2.0)},
         **{f"rate of first-order weights x {by:g}": rows(**{first_order: by}) for by in (0.5, 2.0)},
         **{f"`init_range` {by:g}": {"tables": {"default": {"init_range": by}}} for by in (0.001, 0.05, 0.1)},
-        **{f"`batch_size` {size}": {"train": {"batch_size": size}} for size in (32, 128, 256)},
+        **{f"`batch_size` {size}": {"train": {"batch_size": size}} for size in (64, 1024)},
         **{f"rate of Adam {by:g}": {"dense": {"optimizer": {"kind": "adam", "lr": by}}} for by in (0.001, 0.01)},
         **{f"`dim` {dim}": {"tables": {"default": {"dim": dim}}} for dim in (8, 32)},
     }

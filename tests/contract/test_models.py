@@ -15,7 +15,8 @@ from headrace.trainer.config import ModelSection
 from headrace.trainer.dense.shard_slices import in_order
 from headrace.trainer.dense.strategy import dense_strategy
 from headrace.trainer.dense_config import DenseSection, RecomputeSection
-from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.contract import Declared, Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.layers import FirstOrder
 from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.models.registry import MODELS, load_model
 from headrace.trainer.models.settings import first_order, some_slot, some_values, two_tasks, vectors_of_one_length
@@ -249,6 +250,27 @@ def test_first_order_weights_are_heard_where_a_table_has_them(build):
         for slot in (*shape.pooled, *shape.sequences):
             if slot.first_order:
                 assert leaves[slot.name].grad[..., 0].abs().sum() > 0, (case, slot.name)
+
+
+def test_what_first_order_weights_gain_is_added_to_logits_or_the_model_says_that_it_is_not(build):
+    """As `tables.<t>.in_batch` adds it: times the task's own factor."""
+    for case, shape in cases(build).items():
+        model = build(shape).eval()
+        terms = [each for each in model.modules() if isinstance(each, FirstOrder) and each.present]
+        inputs, _ = random_inputs(shape)
+        if len(terms) != 1 or not Declared.of(model).sums_first_order or not inputs.first_order_BF.shape[1]:
+            continue
+        scale_T = torch.ones(len(shape.tasks))
+        if terms[0].scale.scale_T is not None:
+            with torch.no_grad():
+                terms[0].scale.scale_T.copy_(torch.linspace(0.5, 2, len(shape.tasks)))
+            scale_T = terms[0].scale.scale_T.detach()
+        with torch.no_grad():
+            before = model(inputs)
+            after = model(replace(inputs, first_order_BF=inputs.first_order_BF + 0.25))
+        gain = 0.25 * inputs.first_order_BF.shape[1]
+        for t, task in enumerate(shape.tasks):
+            torch.testing.assert_close(after[task] - before[task], torch.full((B,), gain * float(scale_T[t])), msg=case)
 
 
 def arrive(parameter, value, _module, _inputs):

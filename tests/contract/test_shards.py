@@ -6,10 +6,11 @@ import pytest
 from headrace.pserver.config import TableSection, Wire
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.protocol.table_operations import FreezeSlot
 from headrace.pserver.protocol.wire import TableWire, rounded
-from headrace.pserver.row_optimizers import Sgd
+from headrace.pserver.row_optimizers import Adagrad, Sgd
 from headrace.pserver.rows.digest import add
-from headrace.pserver.server.commands import CountRows, DigestRows, Explain
+from headrace.pserver.server.commands import CountRows, DigestRows, Explain, Operate
 from headrace.pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
@@ -286,3 +287,31 @@ def test_a_trainer_with_another_wire_than_its_shards_is_refused():
         w.client([server], 0, 1).close()
         with pytest.raises(InvalidShardCall, match="other tables or settings"):
             w.client([server], 0, 1, wire=Wire.BFLOAT16)
+
+
+FOLLOWING = {"default": TableSection(dim=4, optimizer=Adagrad(lr=0.5, initial=1.0), grad_scale="sum", in_batch=True)}
+
+
+@pytest.mark.parametrize(
+    "kind", [0, 2, w.Narrow(0), w.Narrow(2)], ids=["embedded", "shards", "halves", "shards-halves"]
+)
+def test_rows_to_learn_from_say_how_long_first_order_steps_are_and_others_do_not(kind):
+    keys = {"default": w.keys(1, 2, 3)}
+    exact = not isinstance(kind, w.Narrow)
+    with w.job(kind, tables=FOLLOWING) as world:
+        world.one.open_pass(1, w.soon())
+        before = world.one.prepare(keys, learn=True)
+        rows = world.one.pull(before, w.soon())["default"]
+        assert rows[:, 5:].tolist() == [[4.0, 4.0]] * 3, "1 / 0.5^2 twice: the accumulators are at 1"
+        push = {"default": Gradients(np.full((3, 5), 0.5, np.float32), np.ones(3, np.float32), np.zeros(3, np.float32))}
+        after = world.one.prepare(keys, learn=True)
+        rows = world.one.exchange(0, before, push, after, StepScale(2), w.soon())["default"]
+        assert rows[:, 6].tolist() == [4.0] * 3
+        assert rows[:, 5].tolist() == pytest.approx([8.0] * 3, rel=1e-6 if exact else 4e-3), "a gradient of 1 was added"
+        world.one.exchange(1, after, None, None, StepScale(0), w.soon())
+        world.one.close_pass(0, w.soon())
+        assert world.one.look(keys, w.soon())["default"].shape == (3, 5)
+        world.one.call(Operate(1, [FreezeSlot(slot="a", table="default", group=1)]), w.soon())
+        world.one.open_pass(2, w.soon())
+        rows = world.one.pull(world.one.prepare(keys, learn=True), w.soon())["default"]
+        assert rows[:, 5:].tolist() == [[np.inf, 0]] * 3, "rows of a frozen slot rest"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.pserver.config import extends
 from headrace.pserver.rows.initial_values import DRAWS, initial_vector_reference, spread_of
 from headrace.pserver.rows.kernels import clip_rows_reference
-from headrace.pserver.rows.row_settings import extends, optimizer_of
+from headrace.pserver.rows.row_settings import optimizer_of
 from headrace.pserver.rows.slot_classes import classes_of
 from headrace.pserver.rows.weight_decay import decay_reference
 

@@ -19,7 +19,7 @@ from headrace.trainer.spec.defaults import FIRST, fill_defaults, frozen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
 MOVED = {
-    "TrainSection.batch_size": (1024, 64),
+    "TrainSection.batch_size": (1024, 256),
     "DenseAdam.lr": (0.001, 0.003),
     "DenseAdam.decoupled": (True, False),
     "MetricsSection.progressive": ("training", "inference"),

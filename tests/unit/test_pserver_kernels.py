@@ -52,6 +52,19 @@ def test_an_index_made_anew_finds_every_row(batch):
     assert rows.tolist() == list(range(len(batch)))
 
 
+@given(st.lists(st.integers(-1, 9), max_size=12), st.integers(0, 3), st.booleans(), st.integers(0, 99))
+def test_rows_to_learn_from_say_how_long_their_first_order_steps_are(rows, dim, rests, seed):
+    slab, rows_U = np.abs(drawn(seed, 10, dim + 2)), frozen(np.array(rows, np.int32))
+    groups, classes = frozen(np.arange(10, dtype=np.uint16) % 3), frozen(np.array([0, 1, 2], np.uint8))
+    resting = frozen(np.array([False, True, False] if rests else [], np.bool_))
+    rates = frozen(np.array([[0.5, 1e-10], [0.25, 0.0], [0.0, 1e-10]], np.float32))
+    by_group = ABSENT_BITS.view(np.float32), groups, classes, resting, rates
+    found, expected = np.empty((len(rows), dim + 3), np.float32), np.empty((len(rows), dim + 3), np.float32)
+    kernels.gather_learning(slab, rows_U, 0, len(rows), *by_group, found)
+    kernels.gather_learning_reference(slab, rows_U, *by_group, expected)
+    assert (found.view(np.uint32) == expected.view(np.uint32)).all()
+
+
 @given(st.lists(st.integers(0, 9), unique=True), st.integers(0, 5), st.integers(0, 99))
 def test_gather_copies_rows(rows, dim, seed):
     slab, rows_U = drawn(seed, 10, 5), frozen(np.array(rows, np.int32))

@@ -40,9 +40,10 @@ def widths_of(schema: Schema, tables: Mapping[str, TableSection]) -> dict[str, i
 
 
 def without_marks(rows_UD: F32, default_D: F32) -> tuple[F32, NDArray[np.bool_]]:
-    """The rows with `default_D` in place of marked ones, and (U,) which ones were marked."""
-    absent_U = absent(rows_UD)
-    return np.where(absent_U[:, None], default_D, rows_UD), absent_U
+    """The rows with `default_D` in place of marked ones, and (U,) which ones were marked. Rows may be longer."""
+    absent_U, rows_UD = absent(rows_UD), rows_UD.copy()
+    rows_UD[absent_U, : len(default_D)] = default_D
+    return rows_UD, absent_U
 
 
 @njit(nogil=True, cache=True)

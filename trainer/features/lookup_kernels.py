@@ -132,20 +132,24 @@ def group_occurrences_reference(inverse: list[int], num_unique: int) -> list[lis
 
 @njit(nogil=True, cache=True)
 def expand(rows_UD, inverse_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
-    """Copy the row of occurrence n to cell n, for n from `begin` to `end`: pooling of slots with one id per sample."""
-    rows, cells, width = rows_UD.reshape(-1), cell_CD.reshape(-1), np.uint64(rows_UD.shape[1])
-    last = np.uint64(len(inverse_N) - 1)
+    """Copy the row of occurrence n to cell n, for n from `begin` to `end`: pooling of slots with one id per sample.
+
+    Rows may be longer than cells, which then have their first floats.
+    """
+    rows, cells, width = rows_UD.reshape(-1), cell_CD.reshape(-1), np.uint64(cell_CD.shape[1])
+    last, stride = np.uint64(len(inverse_N) - 1), np.uint64(rows_UD.shape[1])
     for n in range(np.uint64(begin), np.uint64(end)):
-        prefetch(rows, np.uint64(inverse_N[min(n + AHEAD, last)]) * width)
-        row, cell = np.uint64(inverse_N[n]) * width, n * width
+        prefetch(rows, np.uint64(inverse_N[min(n + AHEAD, last)]) * stride)
+        row, cell = np.uint64(inverse_N[n]) * stride, n * width
         for d in range(width):
             cells[cell + d] = rows[row + d]
 
 
 @njit(nogil=True, cache=True)
 def pool(rows_UD, inverse_N, cell_N, scale_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
-    """Add scale_N[n] times the row of occurrence n to cell cell_N[n], for n from `begin` to `end`, in order."""
-    width = rows_UD.shape[1]
+    """Add scale_N[n] times the row of occurrence n to cell cell_N[n], for n from `begin` to `end`, in order; of longer
+    rows the first floats."""
+    width = cell_CD.shape[1]
     for n in range(begin, end):
         u, c, scale = inverse_N[n], cell_N[n], scale_N[n]
         for d in range(width):

@@ -29,7 +29,7 @@ class Pooling(Protocol):
     """Rows to cells and back, on one device."""
 
     def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
-        """(C, D) cells: a leaf tensor whose gradient autograd fills."""
+        """(C, D) cells of the first D floats of rows: a leaf tensor whose gradient autograd fills."""
         ...
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
@@ -105,7 +105,7 @@ class TorchPooling:
 
     def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
         """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
-        rows = torch.from_numpy(rows_UD).to(self._device)
+        rows = torch.from_numpy(rows_UD[:, : look.table.width]).to(self._device)
         inverse = torch.from_numpy(look.inverse_N).to(self._device)
         expanded = rows.index_select(0, inverse)
         if look.cell_N is not None and look.scale_N is not None:

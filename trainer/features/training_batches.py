@@ -148,7 +148,7 @@ def micro_batches(batch: TrainingBatch) -> Iterator[TrainingBatch]:
     if len(batch.ends) == 1:
         yield batch
         return
-    starts = [_first_occurrences(batch, look) for look in batch.lookups]
+    starts = [first_occurrences(batch, look) for look in batch.lookups]
     begin = 0
     for end in batch.ends:
         lookups = zip(batch.lookups, starts, strict=True)
@@ -182,7 +182,7 @@ def lookup_part(look: TableLookup, start_B1: I64, begin: int, end: int) -> Table
     )
 
 
-def _first_occurrences(batch: TrainingBatch, look: TableLookup) -> I64:
+def first_occurrences(batch: TrainingBatch, look: TableLookup) -> I64:
     """(B + 1) the number of the first occurrence of each sample."""
     offsets = [batch.samples.sparse[slot.name].offset_B1 for slot in look.table.slots]
     start_B1: I64 = np.sum(offsets, axis=0, dtype=np.int64)

@@ -171,6 +171,9 @@ class Declared:
     parameters_in_calls: bool = False
     """Whether each parameter is used only while the module that holds it is called, so that a layer's parameters may
     arrive when the forward pass has begun (`dense.slice_floats`)."""
+    sums_first_order: bool = True
+    """Whether each task's logit is a sum with the layer `FirstOrder`, if the module has one, so that
+    `tables.<t>.in_batch` corrects it."""
     slot_axes: Callable[[], SlotAxes] | None = None
     """Which axes of its weights have places for slots. A job whose slots change then goes on with its weights: places
     are found by name, new ones are zeros, those of removed slots are cut (trainer.models.carried_weights). A module

@@ -27,6 +27,7 @@ def product_logit(one_B: Tensor, other_B: Tensor) -> Tensor:
 
 class Esmm(nn.Module):
     parameters_in_calls = True
+    sums_first_order = False
 
     def __init__(self, shape: Shape, settings: EsmmSettings) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from headrace import documents
 from headrace.config import GrownSection, Section, validate
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
+from headrace.pserver.config import TableSection, extends
 from headrace.pserver.row_optimizers import Adagrad
 from headrace.renamed_keys import with_present_names
 from headrace.trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
@@ -91,6 +92,8 @@ def _in_full(text: str, unset: int) -> str:
                 full["tables"][name] |= learn
                 if not table.first_order:
                     full["tables"][name]["first_order_optimizer"] = None
+                if not (table.in_batch if "in_batch" in table.model_fields_set else may_follow_events(job, table)):
+                    del full["tables"][name]["in_batch"]
     rest = {name: section for name, section in spec.items() if name not in full}
     cluster = frozen(number).get("ClusterSection", {})
     if cluster or "cluster" in rest:
@@ -112,7 +115,15 @@ def rows_learn(num_slots: int) -> dict[str, Any]:
         "optimizer": vector.model_dump(mode="json"),
         "first_order_optimizer": first_order.model_dump(mode="json"),
         "grad_scale": "sum",
+        "in_batch": True,
     }
+
+
+def may_follow_events(job: TrainerJob, table: TableSection) -> bool:
+    """Whether a table of the job may have `in_batch`: trainers learn on rows of the shards, with a whole model."""
+    has_logits = any(task.loss != "softmax" for task in job.tasks)
+    whole = job.train.mode != "geo" and job.dense.strategy != "pipeline"
+    return table.first_order and not extends(table) and whole and has_logits
 
 
 def _two_digits(rate: float) -> float:

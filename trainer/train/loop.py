@@ -245,7 +245,7 @@ class TrainLoop:
         parts.exchanges.ask_early(step, batch)
         clock.at(WaitsFor.MODEL)
         parts.rate.step(common.num_samples)
-        parts.stepper.open_step(all_have=common.num_batches == parts.ranks.world)
+        parts.stepper.open_step(all_have=common.num_batches == parts.ranks.world, num_samples=common.num_samples)
         parts.dense.clear()
         parts.dense.buffers.save()
         gradients: dict[str, Gradients] | None = None

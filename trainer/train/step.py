@@ -19,6 +19,7 @@ from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.features.default_rows import DefaultRows, Readers
+from headrace.trainer.features.in_batch import InBatchLearning
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
@@ -58,6 +59,8 @@ class GivenBatch:
     inputs: Inputs
     leaves: dict[str, Tensor]
     readers: Readers
+    rows: Mapping[str, F32]
+    """By table, as pulled; those of a learnt default row are filled in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,15 @@ class Stepper:
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
         self._loss, self._at_once = 0.0, settings.at_once
         self._num_merged = settings.dense.accumulate
+        self._in_batch, self._step_samples = InBatchLearning(model, tasks), 0
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
         self._kernels.use(self._model, number)
 
-    def open_step(self, *, all_have: bool) -> None:
-        """Begin a step, on every rank; `all_have`: whether each has a batch."""
+    def open_step(self, *, all_have: bool, num_samples: int) -> None:
+        """Begin a step, on every rank; `all_have`: whether each has a batch; `num_samples`: of all ranks."""
+        self._step_samples = num_samples
         self._norms.open_step(all_have=all_have)
 
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
@@ -154,7 +159,8 @@ class Stepper:
     def _given(self, batch: TrainingBatch, rows: Mapping[str, F32]) -> GivenBatch:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
-        return GivenBatch(inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device), leaves, readers)
+        inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
+        return GivenBatch(inputs, leaves, readers, rows)
 
     def _result(
         self,
@@ -164,7 +170,7 @@ class Stepper:
         global_weight: Mapping[str, float],
     ) -> ForwardResult:
         """Loss and predictions from what the model returned."""
-        outputs: dict[str, Tensor] = dict(returned)
+        outputs = self._following_events(batch, given, returned, global_weight)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
@@ -200,6 +206,25 @@ class Stepper:
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         named["loss"] = sample_loss.cpu().numpy()
         return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, has_weight, sums)
+
+    def _following_events(
+        self,
+        batch: TrainingBatch,
+        given: GivenBatch,
+        outputs: Mapping[str, Tensor],
+        global_weight: Mapping[str, float],
+    ) -> dict[str, Tensor]:
+        """The outputs with logits that follow the events of the batch, where a table has `in_batch`."""
+        factor_B: dict[str, F32] = {}
+        for task in self._tasks:
+            weight_B = batch.weight_B[task.name]
+            if task.label == self._at_once and task.loss != "softmax":
+                label = torch.from_numpy(batch.label_B[task.name])
+                output = outputs[task.name].detach().float().cpu()
+                weight_B = weight_B * fake_negative_weights(output, label).numpy()
+            share = task.weight * self._step_samples / global_weight[task.name] if global_weight[task.name] else 0.0
+            factor_B[task.name] = weight_B * np.float32(share)
+        return self._in_batch.corrected(batch, given.rows, outputs, factor_B)
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
