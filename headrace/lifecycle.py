@@ -28,6 +28,8 @@ class ExitCode(IntEnum):
     """An error with a message for people, which would come again: a wrong stream, a damaged log. Never restarted."""
     BAD_CONFIG = 2
     """The job spec is wrong. Never restarted."""
+    NO_SAMPLES = 3
+    """The stream is drained, and no sample came of its events: each was rejected. Only runs end so. Never restarted."""
     BUG = 70
     """An exception nobody caught (sysexits.h: EX_SOFTWARE). Restarted: it may depend on timing."""
     RETRY = 75

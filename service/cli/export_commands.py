@@ -12,6 +12,7 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel, PanelledGroup
+from headrace.service.cli.progress import work_progress
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def export(
 
         loaded = load_run(job, overrides)
         chosen = choose_stream(loaded, stream)
-        made = make_export(loaded.store, chosen, kind, Deadline.after(timeout)).message(chosen)
+        with work_progress(f"exporting {chosen}"):
+            made = make_export(loaded.store, chosen, kind, Deadline.after(timeout)).message(chosen)
     print(json.dumps(made, indent=2) if as_json else made["said"])
 
 

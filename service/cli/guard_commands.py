@@ -12,6 +12,7 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
+from headrace.service.cli.progress import work_progress
 from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def doctor(
 
     if (name := remote_name(job, url)) is None:
         losses = {} if worth is None else read_worth(worth)
-        found = plain(report_of(load_run(job, overrides), SlotOrder(by), losses))
+        loaded = load_run(job, overrides)
+        with work_progress("reading the newest commit"):
+            found = plain(report_of(loaded, SlotOrder(by), losses))
     else:
         _only_here(overrides=overrides, worth=worth)
         with service_at(url, token) as client:

@@ -12,6 +12,7 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.panels import Panel
+from headrace.service.cli.progress import counted, work_progress
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
@@ -106,7 +107,8 @@ def materialize(
             last = at_version(last, to)
         elif at is not None:
             last = at_time(last, seconds_of(at))
-        manifest = write_export(last, out.absolute())
+        with work_progress("merging", "rows") as progress:
+            manifest = write_export(last, out.absolute(), progress.count)
     rows = sum(int(table["rows"]) for table in manifest["tables"].values())
     if as_json:
         print(
@@ -150,4 +152,4 @@ def import_(
 
     chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
     request = ImportRequest(source, chosen, slots, dense, dry_run, fresh)
-    import_into(load_job(job, overrides), request, as_json=as_json)
+    import_into(load_job(job, overrides), request, as_json=as_json, counting=counted("importing", "rows"))

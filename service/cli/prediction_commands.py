@@ -20,6 +20,7 @@ from headrace.lifecycle import on_stop_signal
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
+from headrace.service.cli.progress import work_progress
 from headrace.service.cli.targets import Token, Url, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
@@ -152,12 +153,10 @@ def predict_(
         manifest = _run(_job_of(job, spec, overrides), request)
     else:
         with service_at(url, token) as client:
-            manifest = client.carry_out(
-                path_of("jobs", remote, "predictions"),
-                request,
-                Deadline.after(PREDICT_S),
-                lambda text: print(text, file=sys.stderr),
-            )
+            deadline = Deadline.after(PREDICT_S)
+            with work_progress("predicting") as progress:
+                path = path_of("jobs", remote, "predictions")
+                manifest = client.carry_out(path, request, deadline, lambda text: progress(None, text))
     if as_json:
         print(json.dumps(manifest, indent=2))
         return
@@ -327,8 +326,8 @@ def _run(job: "LoadedJob", raw: dict[str, Any]) -> dict[str, Any]:
     from headrace.trainer.predict.prediction_plan import with_absolute_paths
 
     request = with_absolute_paths(validate(PredictionRequest, raw), Path.cwd())
-    with _cancelled_by_signal() as cancelled, _as_option():
-        return predict(job, request, _print_progress, cancelled, on_line=_print_line)
+    with work_progress("predicting") as progress, _cancelled_by_signal() as cancelled, _as_option():
+        return predict(job, request, progress, cancelled, on_line=_print_line)
 
 
 @contextmanager
@@ -350,10 +349,6 @@ def _cancelled_by_signal() -> Iterator[threading.Event]:
     cancelled = threading.Event()
     with on_stop_signal(cancelled.set):
         yield cancelled
-
-
-def _print_progress(_share: float | None, text: str) -> None:
-    print_printable(text, file=sys.stderr, flush=True)
 
 
 def _print_line(worker: str, text: str) -> None:

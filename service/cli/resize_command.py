@@ -9,6 +9,7 @@ from headrace.deadline import Deadline
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
+from headrace.service.cli.progress import work_progress
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 app = typer.Typer()
@@ -47,7 +48,8 @@ def resize(
         from headrace.service.cluster.resizing import resize as resize_job
 
         store = load_run(job, overrides).store
-        found = plain(resize_job(store, shards, trainers, Deadline.after(timeout)))
+        with work_progress("starting the new workers"):
+            found = plain(resize_job(store, shards, trainers, Deadline.after(timeout)))
     if as_json:
         print(json.dumps(found, indent=2))
         return

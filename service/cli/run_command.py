@@ -74,7 +74,8 @@ def run(
 
     window = None if trace is None else parse_window(trace)
     stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
-    loaded, show = load_job(job, overrides), choose_show()
+    loaded = load_job(job, overrides)
+    show = choose_show(ends=all(source.ends for source in loaded.spec.sources.values()))
     outcome = run_job(
         loaded,
         show,

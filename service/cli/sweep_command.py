@@ -1,5 +1,6 @@
 """`headrace sweep`: reads arguments, runs the settings, prints the table."""
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, SpecFile
 from headrace.service.cli.panels import Panel
+from headrace.service.cli.progress import work_progress
 
 if TYPE_CHECKING:
     from headrace.service.planning.sweep_runs import SweepResult
@@ -67,9 +69,10 @@ def sweep(
     chosen = _choose(job, sets, settings, without, ablate=ablate)
     check_settings(chosen)
     folder = out or job.resolve().parent / "runs" / "sweep"
-    results = Sweep(job.resolve(), folder, chosen, keep=keep, after=after).run(
-        jobs, lambda text: print_printable(text, file=sys.stderr, flush=True)
-    )
+    swept = Sweep(job.resolve(), folder, chosen, keep=keep, after=after)
+    ended = itertools.count(1)
+    with work_progress("sweep") as progress:
+        results = swept.run(jobs, lambda text: progress(next(ended) / len(chosen), text))
     if as_json:
         print(json.dumps([each.message() for each in results], indent=2))
         return

@@ -120,8 +120,8 @@ def outcome_of_report(outcome: RunOutcome, report: Mapping[str, Any], *, joins: 
     advice = "look at the dead letters, repair the stream or the pipe, and start again with --fresh"
     if not rejected:
         reasons, advice = "none", "look at what the pipe emits: python -m headrace.dataset --spec"
-    text = f"nothing was learnt: no sample came of {events:,} events (rejected: {reasons}); {advice}"
-    return RunOutcome(ExitCode.FAILED, text)
+    text = f"nothing was learned: no sample came of {events:,} events (rejected: {reasons}); {advice}"
+    return RunOutcome(ExitCode.NO_SAMPLES, text)
 
 
 @contextmanager

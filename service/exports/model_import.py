@@ -5,11 +5,13 @@ trainer.importing makes the commit; this module claims the store and prints the 
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
@@ -20,10 +22,11 @@ from headrace.service.cluster.store import RUN, claimed, clear_run, remove
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.exports.row_chunks import OnRows
 from headrace.trainer.importing.first_commit import ImportResult, make_first_commit
 from headrace.trainer.importing.model_shapes import shapes_of
 from headrace.trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
-from headrace.trainer.importing.source import ImportSource
+from headrace.trainer.importing.source import ImportSource, SourceRows
 from headrace.trainer.importing.source_kinds import open_source
 from headrace.trainer.journal.log_file import newest_generation
 
@@ -46,8 +49,40 @@ class ImportRequest:
     """Whether a run in the store is removed, once the import is known to succeed."""
 
 
-def import_into(job: LoadedJob, asked: ImportRequest, *, as_json: bool = False) -> ImportResult:
+class CountedSource:
+    """A source whose rows are counted as they are read."""
+
+    def __init__(self, source: ImportSource, on_rows: OnRows) -> None:
+        self._source, self._on_rows = source, on_rows
+
+    def batches(self) -> Iterator[SourceRows]:
+        done = 0
+        for batch in self._source.batches():
+            yield batch
+            done += len(batch.slot_R)
+            self._on_rows(done, None)
+
+    def dense(self) -> Mapping[str, NDArray[Any]]:
+        return self._source.dense()
+
+    def facts(self) -> Mapping[str, Any]:
+        return self._source.facts()
+
+
+def _ignore(_done: int, _most: int | None) -> None:
+    """Rows that nobody counts."""
+
+
+def import_into(
+    job: LoadedJob,
+    asked: ImportRequest,
+    *,
+    as_json: bool = False,
+    counting: AbstractContextManager[OnRows] = nullcontext(_ignore),  # noqa: B008  # it holds nothing
+) -> ImportResult:
     """Make the first commit of `job` from a source, and print what was done.
+
+    `counting`: entered while rows are read; it is told how many.
 
     Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error all is as before.
     """
@@ -56,8 +91,9 @@ def import_into(job: LoadedJob, asked: ImportRequest, *, as_json: bool = False) 
     def selection() -> ImportSelection:
         return ImportSelection.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
 
-    with tempfile.TemporaryDirectory(prefix="headrace-import-") as scratch:
-        source = open_source(asked.source, job.spec.tables, selection(), Path(scratch) / "fetched")
+    with counting as on_rows, tempfile.TemporaryDirectory(prefix="headrace-import-") as scratch:
+        opened = open_source(asked.source, job.spec.tables, selection(), Path(scratch) / "fetched")
+        source = CountedSource(opened, on_rows)
         tensors = _choose_tensors(job, source, asked.dense)
         _check_empty(job, fresh=asked.fresh)
         if asked.dry_run or (asked.fresh and (job.store / RUN).exists()):  # no run is removed for a source that fails

@@ -69,7 +69,7 @@ class Ending:
     """How a job's launcher ended."""
 
     code: int
-    """Exit code: 0 drained, 1 error, 2 bad configuration, 70 a bug, 75 unavailable."""
+    """Exit code: 0 drained, 1 error, 2 bad configuration, 3 no samples, 70 a bug, 75 unavailable."""
     reason: str
     lines: tuple[str, ...]
     """The last lines of output of the worker that failed, if one did."""

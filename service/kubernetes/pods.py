@@ -21,7 +21,7 @@ SECRET_FOLDER = "/srv/secret"
 TOKEN_FILE = f"{IDENTITY_FOLDER}/join_token"
 EPHEMERAL_PORTS = 32768, 60999
 """Ports that workers listen at: a system takes them of this range, and the pods of a job fix it."""
-ENDED_FOR_GOOD = [1, 2, 70]
+ENDED_FOR_GOOD = [1, 2, 3, 70]
 """Exit codes after which another try would end the same way; see headrace.lifecycle.ExitCode."""
 _UNITS = {30: "Gi", 20: "Mi", 10: "Ki"}
 SMALL = WorkerResources(cores=0.1, memory=64 << 20)

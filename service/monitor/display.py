@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,7 @@ from headrace.service.monitor.lines import (
     evaluator_line,
     export_line,
     labelled,
+    left_text,
     ratio,
     restarts_text,
     time_text,
@@ -44,13 +46,17 @@ STYLES = {
 }
 
 
-def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
-    """The display of a run at one moment."""
+def render(status: Status, log_lines: Sequence[str], *, ends: bool = False) -> RenderableType:
+    """The display of a run at one moment. `ends`: its stream does, so a bar shows how much is done."""
     state = status.state
     learning = "" if status.learning else " · predicts only"
     title = f"[bold]{status.job}[/] · [{STYLES.get(state, 'cyan')}]{state}[/]{learning}"
     lines = [Text(line, no_wrap=True, overflow="ellipsis", style="dim") for line in log_lines]
     parts: list[RenderableType] = [_figures(status)]
+    if ends and (left := left_text(status)):
+        bar, done = Table.grid(padding=(0, 2)), status.events or 0
+        bar.add_row(ProgressBar(total=done + (total(status.lag) or 0), completed=done, width=40), Text(left))
+        parts.append(bar)
     if metrics := _metrics(status):
         parts.append(metrics)
     if spent := time_text(status.time_s):
@@ -115,8 +121,9 @@ def _metrics(status: Status) -> Table | None:
 class LiveShow:
     """A display that is redrawn in place on a terminal."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, ends: bool = False) -> None:
+        """`ends`: the stream does, so the time that is left is known."""
+        self._console, self._ends = console, ends
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
 
     def on_line(self, worker: str, text: str) -> None:
@@ -128,13 +135,13 @@ class LiveShow:
         """Draw until the context ends; the last drawing stays."""
 
         def picture() -> RenderableType:
-            return render(status(), tuple(self._lines))
+            return render(status(), tuple(self._lines), ends=self._ends)
 
         with Live(console=self._console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
             yield
 
 
-def choose_show() -> Show:
-    """A live display on a terminal, lines of text elsewhere."""
+def choose_show(*, ends: bool = False) -> Show:
+    """A live display on a terminal, lines of text elsewhere. `ends`: the stream does, so show what is left of it."""
     console = Console()
-    return LiveShow(console) if console.is_terminal else PlainShow()
+    return LiveShow(console, ends=ends) if console.is_terminal else PlainShow(ends=ends)

@@ -85,14 +85,25 @@ def progress_line(status: Status) -> str:
     return "  ".join(parts)
 
 
-def status_changes(status: Status, before: Status | None) -> Iterator[str]:
-    """Changes since the status before: alarms that began or ended, then progress."""
+def left_text(status: Status) -> str:
+    """How much of a stream that ends is done, and about how long the rest takes; empty where that is not known."""
+    left, rate = total(status.lag), status.events_per_s
+    if status.state != "training" or left is None or not status.events:
+        return ""
+    whole = status.events + left
+    time = f", about {age(left / rate)} left" if rate and left else ""
+    return f"{status.events / whole:.0%} of {count(whole)} events{time}"
+
+
+def status_changes(status: Status, before: Status | None, *, ends: bool = False) -> Iterator[str]:
+    """Changes since the status before: alarms that began or ended, then progress. `ends`: the stream does."""
     now, then = alarms(status), {} if before is None else alarms(before)
     yield from (f"ALARM {text}" for alarm, text in now.items() if then.get(alarm) != text)
     yield from (f"alarm over: {text}" for alarm, text in then.items() if alarm not in now)
     line = progress_line(status)
     if before is None or line != progress_line(before):
-        yield line
+        left = left_text(status) if ends else ""
+        yield f"{line}  {left}" if left else line
 
 
 def export_line(stream: str, export: ExportStatus) -> str:

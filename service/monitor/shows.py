@@ -30,8 +30,9 @@ class Show(Protocol):
 class PlainShow:
     """Lines of text on standard error: the workers' output, and progress at an interval."""
 
-    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self, every_s: float = LINE_EVERY_S, *, ends: bool = False) -> None:
+        """`ends`: the stream does, so the time that is left is known."""
+        self._every_s, self._ends = every_s, ends
 
     def on_line(self, worker: str, text: str) -> None:
         """Print a worker's line."""
@@ -42,7 +43,7 @@ class PlainShow:
         return _Ticking(lambda last: self._print_news(status(), last), self._every_s)
 
     def _print_news(self, status: Status, last: Status | None) -> Status:
-        for line in status_changes(status, last):
+        for line in status_changes(status, last, ends=self._ends):
             self._print(line)
         return status
 

@@ -99,7 +99,7 @@ def test_a_bug_shows_its_traceback_and_is_no_error_for_people(capsys):
 
 def test_exit_codes_are_the_ones_we_promised():
     assert {code.name: code.value for code in ExitCode} == {
-        "DRAINED": 0, "FAILED": 1, "BAD_CONFIG": 2, "BUG": 70, "RETRY": 75,
+        "DRAINED": 0, "FAILED": 1, "BAD_CONFIG": 2, "NO_SAMPLES": 3, "BUG": 70, "RETRY": 75,
     }  # fmt: skip
 
 

@@ -245,6 +245,6 @@ def test_a_stop_while_scores_are_waited_for_is_followed_by_no_prediction(drained
 def test_a_model_that_has_learnt_nothing_predicts_nothing(drained, on):
     report = '{"events": 5, "samples": 0, "rejected": {"no label": 5}}'
     outcome, _, agents, scorer, predicted = drained(lambda: MANIFEST, f'predict.on="{on}"', report=report)
-    assert outcome.code == ExitCode.FAILED and outcome.reason.startswith("nothing was learnt")
+    assert outcome.code == ExitCode.NO_SAMPLES and outcome.reason.startswith("nothing was learned")
     assert not predicted and not scorer.waited
-    assert on == "here" or agents.heard[0] == ExitCode.FAILED
+    assert on == "here" or agents.heard[0] == ExitCode.NO_SAMPLES

@@ -7,7 +7,7 @@ Files are written in the order of an export: rows, model, manifest, _DONE.
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from headrace.trainer.exports.reader import (
     open_folder,
     state_at,
 )
-from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.row_chunks import OnRows, RowChunk
 from headrace.trainer.exports.row_values import value_columns
 from headrace.trainer.exports.slot_files import REPLAYED, replay, slot_files_at
 
@@ -124,8 +124,10 @@ class _Table:
         }
 
 
-def materialize(export: ReadableExport, out: Path) -> dict[str, Any]:
+def materialize(export: ReadableExport, out: Path, on_rows: OnRows = lambda done, most: None) -> dict[str, Any]:
     """Write the state after `export` as one base into the new folder `out` -> its manifest. An error leaves nothing.
+
+    `on_rows`: called with the rows of tables that are written, and the most that there can be.
 
     1. Check all files. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder gets its name.
     Raises ExportUnusable, ParentMissing, and SpecError where `out` exists.
@@ -138,7 +140,7 @@ def materialize(export: ReadableExport, out: Path) -> dict[str, Any]:
     outlet = folder_destination(unfinished)
     try:
         files: dict[str, dict[str, Any]] = {}
-        tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
+        tables = _write_tables(chain, outlet, files, on_rows)  # 2
         slots = _write_slot_files(chain, outlet, files)
         _copy_model(export, outlet, files)  # 3
         content = _manifest(chain, tables, files) | slots
@@ -153,8 +155,31 @@ def materialize(export: ReadableExport, out: Path) -> dict[str, Any]:
     return content
 
 
+def _write_tables(
+    chain: Sequence[ReadableExport], outlet: ExportDestination, files: dict[str, dict[str, Any]], on_rows: OnRows
+) -> dict[str, dict[str, Any]]:
+    """Write the rows of all tables -> their entries of the manifest."""
+    names = chain[-1].tables
+    most = sum(int(each.tables[name]["rows"]) for each in chain for name in names if name in each.tables)
+    tables: dict[str, dict[str, Any]] = {}
+    done = 0
+
+    def on_chunk(num_rows: int) -> None:
+        nonlocal done
+        done += num_rows
+        on_rows(done, most)
+
+    for name in names:
+        tables[name] = _write_table(chain, name, outlet, files, on_chunk)
+    return tables
+
+
 def _write_table(
-    chain: Sequence[ReadableExport], table: str, outlet: ExportDestination, files: dict[str, dict[str, Any]]
+    chain: Sequence[ReadableExport],
+    table: str,
+    outlet: ExportDestination,
+    files: dict[str, dict[str, Any]],
+    on_chunk: Callable[[int], None],
 ) -> dict[str, Any]:
     export = chain[-1]
     if not one_dtype(list(chain), table):
@@ -171,6 +196,7 @@ def _write_table(
                 rows = chunk.take(slice(begin, begin + CHUNK_ROWS))
                 parquet.write([*_keyed(rows), *value_columns(rows)])
                 written.take(rows)
+            on_chunk(len(chunk))
     return written.message(facts)
 
 

@@ -6,7 +6,7 @@ trainer.exports.reader reads the chunks. Memory is bounded: one chunk of each st
 Shapes: R rows of a chunk, D length of the vector, P pairs of one key in two chunks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from headrace.trainer.exports.row_values import F32, decode, decoded_rows
 
 I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]
+OnRows = Callable[[int, int | None], None]
+"""Is called with the number of rows that are done, and of how many if that is known."""
 
 
 class KeysOutOfOrder(BadInput):

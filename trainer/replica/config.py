@@ -70,6 +70,10 @@ class ReplicaConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
         feeds = [each for each in (self.feed, self.store, self.join) if each is not None]
+        if self.store is not None and not self.store.is_dir():
+            raise SpecError(
+                f"there is no folder {self.store}; name the store.path of a job that has started", "--store"
+            )
         if self.exports is None and not feeds:
             raise SpecError("name the source to follow: --exports, --feed, --join or --store")
         if len(feeds) > 1:
