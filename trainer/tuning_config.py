@@ -14,7 +14,7 @@ from headrace.text_kinds import TextKind
 
 TUNABLE = re.compile(
     r"train\.batch_size|dense\.optimizer\.(kind|lr)"
-    r"|tables\.[A-Za-z0-9_-]{1,64}\.(dim|init_range|grad_scale|(first_order_)?optimizer\.(kind|lr|initial))"
+    r"|tables\.[A-Za-z0-9_-]{1,64}\.(dim|init_range|grad_scale|in_batch|(first_order_)?optimizer\.(kind|lr|initial))"
 )
 """Keys that tuning may set."""
 MAX_TRIED = 64
@@ -36,7 +36,7 @@ class TriedSetting(Section):
 
     name: str
     """For people."""
-    keys: Annotated[dict[str, Count | Positive | str], Field(max_length=512)] = {}
+    keys: Annotated[dict[str, bool | Count | Positive | str], Field(max_length=512)] = {}
     """Values that differ from the job file, by the path of their key."""
     events: Count = 0
     """Number of events that it has learnt."""
@@ -48,7 +48,7 @@ class TriedSetting(Section):
 
     @field_validator("keys")
     @classmethod
-    def _tunable(cls, keys: dict[str, int | float | str]) -> dict[str, int | float | str]:
+    def _tunable(cls, keys: dict[str, bool | int | float | str]) -> dict[str, bool | int | float | str]:
         for key, value in keys.items():
             if TUNABLE.fullmatch(key) is None:
                 raise ValueError(f"holds {key!r}, which tuning does not choose")
@@ -64,7 +64,7 @@ class TuningChoice(Section):
     """All settings, the best one first."""
 
     @property
-    def keys(self) -> Mapping[str, int | float | str]:
+    def keys(self) -> Mapping[str, bool | int | float | str]:
         """The chosen values, by the path of their key."""
         return self.tried[0].keys
 

@@ -80,6 +80,7 @@ def _row_rates(job: LoadedJob, factor: float) -> Iterator[tuple[str, Any]]:
         by_slots = not any(is_set(job.raw, f"tables.{name}.{key}") for key in OF_ROWS)
         if by_slots:
             yield f"tables.{name}.grad_scale", table.grad_scale
+            yield f"tables.{name}.in_batch", table.in_batch
         for part in ("optimizer", "first_order_optimizer"):
             if (section := getattr(table, part)) is not None:
                 yield from _rate(job, f"tables.{name}.{part}", section, factor)
