@@ -160,10 +160,40 @@ def rare(draws: Draws, num: int) -> Columns:
     return {**ids, "click": draws.clicks(logit)}
 
 
+def shop(draws: Draws, num: int) -> Columns:
+    """A shop: visits of some eight products each, with a budget and a mood that last for the visit."""
+    visitor, visit = draws.runs(25_000, num, 8.0)
+    product = draws.ids(6000, num, 2.5)
+    ids = {"visitor": visitor, "product": product, "brand": draws.attribute("brand", 300, product)}
+    ids |= {"shelf": draws.attribute("shelf", 45, product), "source": draws.attribute("source", 12, visit)}
+    ids |= {"place": np.arange(num) % 24, "coupon": draws.ids(6, num, 3.0), "store": draws.ids(80, num, 1.5)}
+    price = np.exp(1.5 + 0.8 * draws.trait("price", product))
+    budget = np.exp(1.7 + 0.6 * draws.trait("budget", visit))
+    logit = -1.6 + 0.5 * draws.trait("visitor", visitor) + 0.6 * draws.trait("mood", visit)
+    logit += 0.5 * draws.trait("product", product) + 0.3 * draws.trait("brand", ids["brand"])
+    logit += 0.5 * draws.trait("visitor and shelf", visitor, ids["shelf"]) - 0.5 * np.abs(np.log(price / budget))
+    return {**ids, "price": np.log1p(price), "click": draws.clicks(logit)}
+
+
+def adverts(draws: Draws, num: int) -> Columns:
+    """Adverts on pages: fifteen fields; advertisers come and go, and a page and a campaign suit each other or not."""
+    campaign = (np.arange(num) * 0.004).astype(np.int64) + draws.ids(400, num, 1.5)
+    ids = {"campaign": campaign, "advertiser": draws.attribute("advertiser", 120, campaign)}
+    ids |= {name: draws.ids(size, num, 2.0) for name, size in (("page", 4000), ("user", 60_000), ("city", 250))}
+    ids |= {"section": draws.attribute("section", 25, ids["page"]), "theme": draws.attribute("theme", 40, campaign)}
+    ids |= {name: draws.ids(size, num) for name, size in (("hour", 24), ("slot", 9), ("browser", 7), ("width", 15))}
+    ids |= {name: draws.ids(size, num, 3.0) for name, size in (("referrer", 2000), ("language", 20), ("model", 500))}
+    strength = {"campaign": 0.5, "advertiser": 0.4, "page": 0.4, "user": 0.3, "slot": 0.4, "model": 0.2, "hour": 0.2}
+    logit = -2.6 + sum(by * draws.trait(name, ids[name]) for name, by in strength.items())
+    for one, other in (("section", "theme"), ("page", "advertiser"), ("city", "theme")):
+        logit += 0.45 * draws.trait(one + other, ids[one], ids[other])
+    return {**ids, "seen": draws.random.gamma(1.0, 1.5, num), "click": draws.clicks(logit)}
+
+
 Make = Callable[[Draws, int], Columns]
 CHOOSING: Mapping[str, Make] = {"few_ids": few_ids, "many_ids": many_ids, "ratings": ratings}
 """Defaults may be chosen by these."""
-HELD_OUT: Mapping[str, Make] = {"videos": videos, "regimes": regimes, "rare": rare}
+HELD_OUT: Mapping[str, Make] = {"videos": videos, "regimes": regimes, "rare": rare, "shop": shop, "adverts": adverts}
 """Nothing is chosen by these: they say whether a choice holds elsewhere."""
 WORLDS = {**CHOOSING, **HELD_OUT}
 
