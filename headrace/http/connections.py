@@ -5,15 +5,16 @@ How many there are is headrace.http.listening's work; bodies are that of headrac
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from headrace.http.listening import Listener
+from headrace.http.listening import Listener, with_place
 
 MAX_HEAD = 32 << 10
 """Most bytes of a request that are not its body: its line and headers. One read may exceed it."""
@@ -22,6 +23,23 @@ HEAD_S = 15.0
 INVALID = "Invalid HTTP request received."
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+HeldAnswer = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+"""Status, headers and body of an answer."""
+AnswerAtOnce = Callable[[bytes, str | None], HeldAnswer | None]
+"""Answers requests that have one head, by body and `LENGTH_OF_HEAD`; None for what the application is to answer."""
+AdmitAtOnce = Callable[[Scope], AnswerAtOnce | None]
+"""Gives what answers the requests with a head; None where the application is to answer them."""
+LENGTH_OF_HEAD = b"inference-header-content-length"
+OF_BODY = frozenset({b"content-length", LENGTH_OF_HEAD})
+"""Headers that differ between requests of one client."""
+SLOW = frozenset({b"expect", b"upgrade", b"transfer-encoding", b"content-encoding", b"connection"})
+"""Headers of requests that only the application answers."""
+KEEP_ALIVE = b"connection", b"keep-alive"
+"""The exception: it says what is so anyway."""
+MAX_AT_ONCE = 16
+"""Most requests of one read that are answered at once; those after them wait for other connections' requests."""
 
 
 class InvalidRequestHead(ValueError):
@@ -125,17 +143,37 @@ class PagesConnection(_Timed, H11Protocol):
 
 
 class InferenceConnection(_Timed, HttpToolsProtocol):
-    """A connection whose requests are parsed in C; for a replica, where parsing costs as much as answering."""
+    """A connection whose requests are parsed in C; for a replica, where parsing costs as much as answering.
+
+    A short request that arrives in one read is answered before the next one is read, without a task and messages of
+    ASGI, which cost more than the answer. The bytes of the answer are the same.
+    """
 
     _num_read = 0
     """Bytes of the present read."""
     _num_since = 0
     """Bytes since the last complete head or piece of a body."""
+    _held: list[bytes] | None = None
+    """The body so far of a request that may be answered at once; None for another one."""
+    _head: tuple[bytes, Headers] | None = None
+    """URL and headers, without those of the body, that `_answer` is for."""
+    _answer: AnswerAtOnce | None = None
+    _num_answered = 0
+    """Requests of the present read that were answered at once."""
+
+    def __init__(self, listener: Listener, *args: Any, at_once: AdmitAtOnce | None = None, **kwargs: Any) -> None:
+        """`at_once`: None leaves all requests to the application."""
+        super().__init__(listener, *args, **kwargs)
+        self._at_once = at_once
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio with the bytes that came."""
         self._num_read = len(data)
         super().data_received(data)
+        self._num_answered = 0
+        if self._held is not None and not self.transport.is_closing():
+            self._hand_over(self._held)  # the rest of its body may take long
+            self._expect()
         self._num_since += len(data)
         if self._num_since > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(INVALID)
@@ -143,23 +181,83 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """An exception ends the connection with 400."""
         check_head(self.headers, self.parser.get_http_version())
-        super().on_headers_complete()
+        if self._at_once is not None and self._may_be_answered_at_once():
+            self._held = []
+        else:
+            super().on_headers_complete()
         self._advance()
 
     def on_body(self, body: bytes) -> None:
         """Called by httptools with a piece of the body."""
-        super().on_body(body)
+        if self._held is not None:
+            self._held.append(body)
+        else:
+            super().on_body(body)
         self._advance()
 
     def on_message_complete(self) -> None:
         """Called by httptools at the end of a request."""
-        super().on_message_complete()
+        if (held := self._held) is not None and not self._answered(b"".join(held)):
+            self._hand_over(held)
+            held = None
+        if held is None:
+            super().on_message_complete()
+        self._held = None
         self._advance()
 
     def on_response_complete(self) -> None:
         """Expect the next request; uvicorn closes sooner if none begins."""
         super().on_response_complete()
         self._expect()
+
+    def _may_be_answered_at_once(self) -> bool:
+        """Whether the application has admitted this head, and nothing is in progress that comes before it."""
+        if (self.cycle is not None and not self.cycle.response_complete) or self.flow.write_paused:
+            return False
+        if self._num_answered >= MAX_AT_ONCE:
+            return False
+        limit = self.limit_concurrency
+        if limit is not None and (len(self.connections) >= limit or len(self.tasks) >= limit):
+            return False
+        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return False
+        head = self.url, [each for each in self.headers if each[0] not in OF_BODY]
+        if head != self._head:
+            self._head, self._answer = head, self._admitted(*head)
+        return self._answer is not None
+
+    def _admitted(self, url: bytes, headers: Headers) -> AnswerAtOnce | None:
+        assert self._at_once is not None
+        if not url.startswith(b"/") or not url.isascii() or not set(url).isdisjoint(b"%?#"):
+            return None
+        if any(each[0] in SLOW and (each[0], each[1].lower()) != KEEP_ALIVE for each in headers):
+            return None
+        scope: Scope = {**self.scope, "method": "POST", "path": url.decode("ascii")}
+        with_place(scope, self._listener.place(self.client))
+        return self._at_once(scope)
+
+    def _answered(self, body: bytes) -> bool:
+        """Write the answer to a request whose head is admitted; False where the application is to answer."""
+        assert self._answer is not None
+        given = [value for name, value in self.headers if name == LENGTH_OF_HEAD]
+        if len(given) > 1 or (found := self._answer(body, given[0].decode("latin-1") if given else None)) is None:
+            return False
+        status, headers, content = found
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        self.transport.write(b"".join((*lines, b"\r\n", content)))
+        self._num_answered += 1
+        self._stop()
+        self.on_response_complete()
+        return True
+
+    def _hand_over(self, held: list[bytes]) -> None:
+        """Leave the request to the application, as far as it is here."""
+        self._held = None
+        super().on_headers_complete()
+        for body in held:
+            super().on_body(body)
 
     def _advance(self) -> None:
         self._num_since = -self._num_read

@@ -23,7 +23,7 @@ def serving(
     app: ASGIApp,
     listener: Listener,
     *,
-    http: type[InferenceConnection] | type[PagesConnection],
+    http: Callable[..., InferenceConnection | PagesConnection],
     tls: tuple[Path, Path] | None = None,
     thread_name: str,
     before_stop: Callable[[], object] = lambda: None,

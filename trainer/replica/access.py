@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.http.connections import AdmitAtOnce, AnswerAtOnce, HeldAnswer
 from headrace.http.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
 from headrace.http.listening import prove
 
@@ -27,7 +28,18 @@ LOCAL_NAMES = served_names()
 class RequestGate:
     """Passes requests on, or refuses them."""
 
-    def __init__(self, app: ASGIApp, token: str | None, max_body: int, max_requests: int, *, local: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str | None,
+        max_body: int,
+        max_requests: int,
+        *,
+        local: bool,
+        at_once: AdmitAtOnce = lambda _: None,
+    ) -> None:
+        """`at_once`: what answers the short requests with a head at once; None where `app` answers them."""
+        self._at_once = at_once
         self._app, self._max_body, self._max_requests = app, max_body, max_requests
         self._token = None if token is None else f"Bearer {token}".encode()
         self._is_local = local and token is None
@@ -44,6 +56,20 @@ class RequestGate:
             await self._app(scope, bounded(receive, self._max_body, BODY_S, HTTPException, self._too_long()), send)
         finally:
             self._under_way -= 1
+
+    def at_once(self, scope: Scope) -> AnswerAtOnce | None:
+        """Answers the short requests with this head at once, within the limits; None where `__call__` is to."""
+        if self._stranger(Headers(scope=scope)) is not None or (answer := self._at_once(scope)) is None:
+            return None
+        if self._token is not None:
+            prove(scope)
+
+        def answered(body: bytes, head_length: str | None) -> HeldAnswer | None:
+            if len(body) > self._max_body or self._under_way >= self._max_requests:
+                return None
+            return answer(body, head_length)
+
+        return answered
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers = Headers(scope=scope)
@@ -83,9 +109,15 @@ async def send_error(send: Send, status: HTTPStatus, why: str) -> None:
 
 async def send_answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_CONTENT) -> None:
     """Send an answer."""
-    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-    sent.append((b"content-length", b"%d" % len(body)))
+    sent = headers_sent(body, headers)
     if status == HTTPStatus.UNAUTHORIZED:
         sent.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": int(status), "headers": sent})
     await send({"type": "http.response.body", "body": body})
+
+
+def headers_sent(body: bytes, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer, with the length of its body."""
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    sent.append((b"content-length", b"%d" % len(body)))
+    return sent

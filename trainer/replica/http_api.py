@@ -5,6 +5,7 @@ Errors have the form of the protocol: `{"error": "..."}`. trainer.replica.infere
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,12 +23,12 @@ import headrace
 from headrace.config import Count
 from headrace.errors import HeadraceError
 from headrace.http import http_server
-from headrace.http.connections import InferenceConnection
+from headrace.http.connections import AnswerAtOnce, HeldAnswer, InferenceConnection
 from headrace.http.listening import Listener
-from headrace.trainer.replica.access import RequestGate
+from headrace.trainer.replica.access import RequestGate, headers_sent
 from headrace.trainer.replica.config import ReplicaConfig
 from headrace.trainer.replica.content_coding import LEVEL, MIN_BYTES
-from headrace.trainer.replica.inference_handler import InferenceHandler, check_name, refusal_of
+from headrace.trainer.replica.inference_handler import BodyHeaders, InferenceHandler, check_name, refusal_of
 from headrace.trainer.replica.model_documents import (
     configuration,
     model_metadata,
@@ -99,13 +100,32 @@ class InferenceShortcut:
         self._answering, self._api = answering, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST" and scope["path"].endswith("/infer"):
-            match scope["path"].split("/"):
-                case ["", "v2", "models", name, "infer"]:
-                    return await self._answering.answer(name, None, scope, receive, send)
-                case ["", "v2", "models", name, "versions", version, "infer"]:
-                    return await self._answering.answer(name, version, scope, receive, send)
+        if (asked := _model_asked(scope)) is not None:
+            return await self._answering.answer(*asked, scope, receive, send)
         await self._api(scope, receive, send)
+
+    def at_once(self, scope: Scope) -> AnswerAtOnce | None:
+        """Answers the inference requests with this head, where they are short; None for other requests."""
+        if (asked := _model_asked(scope)) is None:
+            return None
+        answering, headers = self._answering, BodyHeaders.of(scope)
+
+        def answered(body: bytes, head_length: str | None) -> HeldAnswer | None:
+            found = answering.at_once(*asked, headers, body, head_length)
+            return None if found is None else (found.status, headers_sent(found.body, found.headers), found.body)
+
+        return answered
+
+
+def _model_asked(scope: Scope) -> tuple[str, str | None] | None:
+    """Name and version of an inference request; None for other requests."""
+    if scope["method"] == "POST" and scope["path"].endswith("/infer"):
+        match scope["path"].split("/"):
+            case ["", "v2", "models", name, "infer"]:
+                return name, None
+            case ["", "v2", "models", name, "versions", version, "infer"]:
+                return name, version
+    return None
 
 
 def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answering: InferenceHandler) -> FastAPI:
@@ -286,11 +306,14 @@ def gated(
 ) -> RequestGate:
     """The complete ASGI application of a replica. Raises SpecError."""
     whole = InferenceShortcut(answering, app(state, keeper, figures, answering))
-    return RequestGate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
+    limits = config.max_body, config.max_requests
+    return RequestGate(whole, config.token(), *limits, local=config.is_loopback, at_once=whole.at_once)
 
 
 def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> AbstractContextManager[None]:
     """Serve until the context ends, over TLS with a certificate and key. Requests in progress are still answered."""
+    at_once = api.at_once if isinstance(api, RequestGate) else None
+    connection = partial(InferenceConnection, at_once=at_once)
     return http_server.serving(
-        api, listener, tls=tls, thread_name="requests", http=InferenceConnection, lifespan="off", ws="none"
+        api, listener, tls=tls, thread_name="requests", http=connection, lifespan="off", ws="none"
     )

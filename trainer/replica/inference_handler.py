@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from headrace.trainer.replica.inference_messages import (
     checked_outputs,
     format_answer,
 )
+from headrace.trainer.replica.known_requests import KnownRequest, KnownRequests
 from headrace.trainer.replica.replica_metrics import Durations, InferenceStatistics, ReplicaMetrics
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
 from headrace.trainer.replica.serving_model import MemoryMissing
@@ -97,44 +98,68 @@ class InferenceHandler:
 
     def __init__(self, state: ReplicaState, figures: ReplicaMetrics, max_batch: int, max_body: int) -> None:
         self._state, self._figures, self._max_batch, self._max_body = state, figures, max_batch, max_body
-        self._reader: RequestReader | None = None
+        self._known: KnownRequests | None = None
         self._long = ThreadPoolExecutor(MAX_LONG, "inference")
         self._statistics = InferenceStatistics()
 
     def infer(self, name: str, version: str | None, body: bytes, headers: BodyHeaders = PLAIN) -> InferenceAnswer:
         """The answer to a body."""
         now_s = time.perf_counter()
-        return self._answer(name, version, self._read(body, headers), headers, RequestClock(now_s, now_s))
+        return self._answer(
+            name, version, self._read(body, headers.coding, headers.head_length), headers, RequestClock(now_s, now_s)
+        )
 
-    def _read(self, body: bytes, headers: BodyHeaders) -> object:
+    def _read(self, body: bytes, coding: str, head_length: str | None) -> object:
         """The parsed request in a body; where it cannot be read, the error, returned and not raised."""
         try:
-            content = decoded(body, headers.coding, self._max_body)
-            if headers.head_length is None:
-                head, raw = content, b""
-            else:
-                length = _length(headers.head_length, len(content))
-                head, raw = content[:length], content[length:]
-            request = documents.parse(head, "the body")
-            attach_raw(request, raw)
+            content = decoded(body, coding, self._max_body)
+            length = len(content) if head_length is None else _length(head_length, len(content))
         except (BodyRefused, InvalidInference) as error:
             return error
-        except documents.InvalidDocument as error:
-            return InvalidInference(str(error))
-        return request
+        head, raw = content[:length], content[length:]
+        again = partial(_parsed, head, raw)
+        try:
+            known = self._current_known().read(head, raw, again)
+        except NoVersionLoaded:
+            known = None
+        return again() if known is None else known
 
     def _answer(
         self, name: str, version: str | None, request: object, headers: BodyHeaders, clock: "RequestClock"
     ) -> InferenceAnswer:
         """The answer to a parsed request."""
         try:
-            result = self.predicted(name, version, request, clock)
-            assert isinstance(request, dict)  # otherwise nothing was predicted
-            head, raw = format_answer(name, request, result)
-            found = _formatted(head, raw, headers.accepted)
+            found = self._predicted(name, version, request, headers, clock)
         except Exception as error:  # noqa: BLE001  # outermost handler of a request: the next one is answered
             status, why = refusal_of(error)
             found = InferenceAnswer(status, json.dumps({"error": why}).encode())
+        self.count(found.status, clock)
+        return found
+
+    def _predicted(
+        self, name: str, version: str | None, request: object, headers: BodyHeaders, clock: "RequestClock"
+    ) -> InferenceAnswer:
+        result = self.predicted(name, version, request, clock)
+        asked = request.rest if isinstance(request, KnownRequest) else request
+        assert isinstance(asked, dict)  # otherwise nothing was predicted
+        head, raw = format_answer(name, asked, result)
+        return _formatted(head, raw, headers.accepted)
+
+    def at_once(
+        self, name: str, version: str | None, headers: BodyHeaders, body: bytes, head_length: str | None
+    ) -> InferenceAnswer | None:
+        """The answer to a short request without errors; None for others, which are to be given to `answer`."""
+        arrived_s = time.perf_counter()
+        if headers.coding or len(body) > INLINE_BYTES:
+            return None
+        request = self._read(body, "", head_length)
+        if not isinstance(request, KnownRequest) or request.cost > INLINE_COST:
+            return None
+        clock = RequestClock(arrived_s, arrived_s)
+        try:
+            found = self._predicted(name, version, request, headers, clock)
+        except Exception:  # noqa: BLE001  # `answer` meets it again, and words it
+            return None
         self.count(found.status, clock)
         return found
 
@@ -146,9 +171,15 @@ class InferenceHandler:
             raise request
         for _ in range(TRIES):
             reader = self._current()
-            inputs = reader.inputs(request)
-            assert isinstance(request, dict)  # otherwise it had no inputs
-            wanted = reader.outputs(request, inputs.num_samples)
+            if isinstance(request, KnownRequest) and request.reader is not reader:
+                request = request.again()
+            if isinstance(request, KnownRequest):
+                inputs = request.inputs
+                wanted: Sequence[str] = reader.model.outputs
+            else:
+                inputs = reader.inputs(request)
+                assert isinstance(request, dict)  # otherwise it had no inputs
+                wanted = reader.outputs(request, inputs.num_samples)
             clock.read_s = time.perf_counter()
             done = self._state.predict(reader.model, inputs)
             if done is None:  # the model changed meanwhile
@@ -173,10 +204,14 @@ class InferenceHandler:
 
     def _current(self) -> RequestReader:
         """The reader of the model that is served. Raises NoVersionLoaded."""
-        model, reader = self._state.model(), self._reader
-        if reader is None or reader.model is not model:
-            self._reader = reader = RequestReader(model, self._max_batch)
-        return reader
+        return self._current_known().reader
+
+    def _current_known(self) -> KnownRequests:
+        """The reader of known requests to the model that is served. Raises NoVersionLoaded."""
+        model, known = self._state.model(), self._known
+        if known is None or known.reader.model is not model:
+            self._known = known = KnownRequests(RequestReader(model, self._max_batch))
+        return known
 
     async def answer(self, name: str, version: str | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
@@ -194,7 +229,7 @@ class InferenceHandler:
         headers = BodyHeaders.of(scope)
         found = await self.scheduled(
             len(body),
-            partial(self._read, body, headers),
+            partial(self._read, body, headers.coding, headers.head_length),
             lambda request, clock: self._answer(name, version, request, headers, clock),
             is_long=bool(headers.coding),
         )
@@ -240,7 +275,8 @@ class InferenceHandler:
     def _is_short(self, request: object) -> bool:
         """Whether other requests may wait until this one is answered."""
         try:
-            return self._current().cost(request) <= INLINE_COST
+            cost = request.cost if isinstance(request, KnownRequest) else self._current().cost(request)
+            return cost <= INLINE_COST
         except NoVersionLoaded:
             return True
 
@@ -271,6 +307,18 @@ def refusal_of(error: Exception) -> tuple[HTTPStatus, str]:
         return status_of(error), str(error)
     log.error("a request could not be answered", exc_info=error)
     return status_of(error), "a bug in the replica; see its log"
+
+
+def _parsed(head: bytes, raw: bytes) -> object:
+    """The request in JSON and the raw bytes behind it; where it cannot be read, the error, returned and not raised."""
+    try:
+        request = documents.parse(head, "the body")
+        attach_raw(request, raw)
+    except InvalidInference as error:
+        return error
+    except documents.InvalidDocument as error:
+        return InvalidInference(str(error))
+    return request
 
 
 def _formatted(head: bytes, raw: bytes, accepted: str) -> InferenceAnswer:

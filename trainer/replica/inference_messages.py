@@ -312,6 +312,14 @@ class RequestReader:
         except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # OverflowError for -Infinity
             return 0
 
+    def cost_of(self, num_samples: int) -> int:
+        """Likewise for a request of so many samples."""
+        return num_samples * self._values_each
+
+    def is_weighted(self, table: str) -> bool:
+        """Whether a slot of this table has weights."""
+        return self._any_weighted[table]
+
     def _num_samples(self, tensors: Mapping[str, RequestTensor]) -> int:
         for name in (*self._sparse, *self.model.dense):
             if name not in tensors and name not in self.model.memories:
@@ -358,7 +366,7 @@ class RequestReader:
                 offsets.append([begin] * (num_samples + 1))
                 continue
             if slot["values"] == "string":
-                numbers += _hashed(tensor.typed(TEXT).data)
+                numbers += hashed(tensor.typed(TEXT).data)
             else:
                 numbers += tensor.typed(*INTS).data
             offsets.append(_offsets(tensor, tensors.get(name + LENGTHS), num_samples, begin))
@@ -425,7 +433,7 @@ def _weights(tensor: RequestTensor | None, signs: RequestTensor) -> list[float]:
     return tensor.data
 
 
-def _hashed(texts: Sequence[str]) -> list[int]:
+def hashed(texts: Sequence[str]) -> list[int]:
     """Signs of texts."""
     try:
         encoded = [text.encode() for text in texts]

@@ -16,6 +16,7 @@ from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
 from headrace.trainer.exports.golden import TOLERANCE
 from headrace.trainer.replica.replica_table import ReplicaTable, TableStep, TableView
 from headrace.trainer.replica.serving_model import (
+    BoundModel,
     DenseGraph,
     InferenceInputs,
     Memories,
@@ -131,6 +132,10 @@ class VersionHistory:
         return freed
 
 
+MAX_BOUND_SAMPLES = 16
+"""Most samples of a request whose arrays are kept for the next one: of more, the arrays cost little beside the work."""
+MAX_BOUND = 4
+"""Most arrays that are kept of each number of samples; as many requests as threads need some at a time."""
 LEAVE_S = 60.0
 """Longest time a request may read rows; longer is a bug."""
 NOTHING = TableUpdate((), np.empty(0, np.uint64))
@@ -165,6 +170,23 @@ class VersionView:
     side: int
     readers: int = 0
     """Requests that read its rows now."""
+    idle: dict[int, list[BoundModel]] = field(default_factory=dict)
+    """By number of samples: the model with arrays that no request uses now."""
+
+    def bound(self, num_samples: int) -> BoundModel | None:
+        """The model with arrays for so many samples; None for many. Any thread. Raises BadInput."""
+        if num_samples > MAX_BOUND_SAMPLES:
+            return None
+        try:
+            return self.idle[num_samples].pop()
+        except (KeyError, IndexError):
+            return BoundModel(self.kept.model, self.kept.weights, num_samples)
+
+    def release(self, bound: BoundModel) -> None:
+        """Keep it for the next request. Any thread."""
+        idle = self.idle.setdefault(bound.num_samples, [])
+        if len(idle) < MAX_BOUND:
+            idle.append(bound)
 
 
 class ReplicaState:
@@ -204,9 +226,17 @@ class ReplicaState:
             kept = view.kept
             if kept.model is not model:
                 return None
-            feeds = model.feeds(view.tables, filled(model, view.tables, inputs, kept.memories))
-        feeds.update(kept.weights)
-        return kept, model.graph.run(feeds)
+            inputs = filled(model, view.tables, inputs, kept.memories)
+            if (bound := view.bound(inputs.num_samples)) is not None:
+                bound.fill(view.tables, inputs)
+            else:
+                feeds = model.feeds(view.tables, inputs)
+        if bound is None:
+            feeds.update(kept.weights)
+            return kept, model.graph.run(feeds)
+        found = bound.run()
+        view.release(bound)
+        return kept, found
 
     @contextmanager
     def _reading(self) -> Iterator[VersionView]:

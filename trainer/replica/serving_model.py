@@ -26,7 +26,7 @@ from headrace.errors import BadInput
 from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports import golden as goldens
-from headrace.trainer.exports.onnx_model import PREFIX, OnnxModel
+from headrace.trainer.exports.onnx_model import PREFIX, BoundRun, OnnxModel
 from headrace.trainer.exports.slot_files import (
     AnySlotFiles,
     Counters,
@@ -120,6 +120,11 @@ class DenseGraph:
         assert self._session is not None
         return dict(self._session.run(feeds))
 
+    def bound(self, feeds: Tensors) -> BoundRun:
+        """The graph with these arrays as inputs and weights, which change in place. Raises BadInput."""
+        assert self._session is not None
+        return self._session.bound(feeds)
+
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -200,20 +205,26 @@ class SlotLayout:
         self._slot_S7 = np.array(rows, np.int64)
         self._padding_S = np.array([int(slot["padding"] or 0) for slot in slots], np.uint64)
 
-    def feed(self, view: TableView, signs: TableSigns, num_samples: int, feeds: dict[str, NDArray[Any]]) -> None:
-        """Put the graph's inputs of these slots into `feeds`."""
-        out, mask = (
-            np.zeros(num_samples * self.num_floats, np.float32),
-            np.zeros(num_samples * self.num_marks, np.bool_),
-        )
+    def buffers(self, num_samples: int) -> tuple[F32, NDArray[np.bool_]]:
+        """Zeros for the floats and the marks of these slots."""
+        floats, marks = num_samples * self.num_floats, num_samples * self.num_marks
+        return np.zeros(floats, np.float32), np.zeros(marks, np.bool_)
+
+    def pool(self, view: TableView, signs: TableSigns, out: F32, mask: NDArray[np.bool_]) -> None:
+        """Pool rows into arrays of `buffers` that are zero."""
         pooling_kernels.pool(
             view.index_I, view.keys_R, view.rows_RW, self.default_W, signs.sign_N, signs.weight_N, signs.offset_SB1,
             self._slot_S7, self._padding_S, out, mask,
         )  # fmt: skip
+
+    def named(self, out: F32, mask: NDArray[np.bool_], num_samples: int) -> dict[str, NDArray[Any]]:
+        """The graph's inputs of these slots, as parts of the arrays of `buffers`."""
+        found: dict[str, NDArray[Any]] = {}
         for each in self._inputs:
             values = mask if each.is_mask else out
             begin, end = num_samples * each.begin, num_samples * each.end
-            feeds[each.name] = values[begin:end].reshape(num_samples, *each.shape)
+            found[each.name] = values[begin:end].reshape(num_samples, *each.shape)
+        return found
 
 
 class ServingModel:
@@ -261,7 +272,9 @@ class ServingModel:
         """The inputs of the graph from the rows of one version, still without weights."""
         feeds: dict[str, NDArray[Any]] = dict(inputs.dense)
         for table, signs in zip(self.tables, inputs.signs, strict=True):
-            table.feed(views[table.name], signs, inputs.num_samples, feeds)
+            out, mask = table.buffers(inputs.num_samples)
+            table.pool(views[table.name], signs, out, mask)
+            feeds.update(table.named(out, mask, inputs.num_samples))
         return feeds
 
     def empty(self) -> InferenceInputs:
@@ -271,6 +284,36 @@ class ServingModel:
             for each in self.tables
         ]
         return InferenceInputs(1, signs, {name: np.zeros((1, size), np.float32) for name, size in self.dense.items()})
+
+
+class BoundModel:
+    """A model with the weights of one version and arrays for B samples, which are filled again for each request.
+
+    One thread at a time.
+    """
+
+    def __init__(self, model: ServingModel, weights: Tensors, num_samples: int) -> None:
+        """Raises BadInput."""
+        self.num_samples = num_samples
+        self._pooled = [(table, *table.buffers(num_samples)) for table in model.tables]
+        self._dense = {name: np.zeros((num_samples, size), np.float32) for name, size in model.dense.items()}
+        feeds: dict[str, NDArray[Any]] = {**weights, **self._dense}
+        for table, out, mask in self._pooled:
+            feeds.update(table.named(out, mask, num_samples))
+        self._run = model.graph.bound(feeds)
+
+    def fill(self, views: Mapping[str, TableView], inputs: InferenceInputs) -> None:
+        """Take the inputs from the rows of one version."""
+        for (table, out, mask), signs in zip(self._pooled, inputs.signs, strict=True):
+            out.fill(0)
+            mask.fill(False)
+            table.pool(views[table.name], signs, out, mask)
+        for name, array in self._dense.items():
+            array[...] = inputs.dense[name]
+
+    def run(self) -> dict[str, F32]:
+        """(B,) predictions by task, bit by bit those of `DenseGraph.run`. Raises BadInput."""
+        return self._run.run()
 
 
 def golden_difference(model: ServingModel, views: Mapping[str, TableView], weights: Tensors, golden: bytes) -> float:
