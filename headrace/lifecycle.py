@@ -119,6 +119,17 @@ def error_in(last_lines: Sequence[str]) -> str:
     return "" if begins is None else "\n".join(last_lines[begins:]).removeprefix(ERROR)
 
 
+def cause_in(last_lines: Sequence[str]) -> str:
+    """Why a process ended, from its last lines: its error message, or the exception of a traceback; "" without one."""
+    if message := error_in(last_lines):
+        return message
+    begins = max((at for at, line in enumerate(last_lines) if line.startswith("Traceback ")), default=None)
+    if begins is None:
+        return ""
+    raised = [line for line in last_lines[begins + 1 :] if line.strip() and not line.startswith(" ")]
+    return raised[0] if raised else ""
+
+
 def run_to_end(main: Callable[[], None]) -> NoReturn:
     """Run `main` as the whole work of this process, which ends with its exit code; see exit_code_of and end_process."""
     try:

@@ -402,6 +402,10 @@ class Status(Struct, frozen=True, kw_only=True):
     """Of the launcher."""
     last_death: str | None = None
     """The reason for the last restart; of the launcher."""
+    last_error: str = ""
+    """The error that the worker printed whose end was that reason; empty where it printed none. Of the launcher."""
+    step: str = ""
+    """The step of the start, while no rank 0 reports; of the launcher."""
     rejected: Annotated[Counts, counter("headrace_rejected", "Events that gave no sample", "reason")] = {}
     left_out: Counts = {}
     """Events that were left out, by reason."""

@@ -143,6 +143,10 @@ class JobFigures(ResponseBody):
     """Restarts of the workers since the launcher started."""
     last_death: str | None
     """Reason for the last restart."""
+    last_error: str
+    """The error that the worker printed whose end was that reason; empty where it printed none."""
+    step: str
+    """While the job starts: the step it is in, as a sentence. Else empty."""
     generation: Number | None
     """Number of starts of the workers in the job's life."""
     timeline: str | None

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -28,6 +29,8 @@ from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resizing import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
 from headrace.service.jobs.operation_queue import Operation
+from headrace.service.monitor.cause import cause_of_end, cause_of_trouble, cause_of_wait
+from headrace.trainer.job_status import Status
 from headrace.trainer.spec.changes import check_set, hot_keys
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
@@ -73,8 +76,22 @@ class JobEntry(ResponseBody):
     """The version of Headrace that its launcher runs, or ran last; empty if that is not known."""
 
 
+class JobCause(ResponseBody):
+    """Why a job failed, is broken, restarts or waits."""
+
+    kind: str
+    """"failed", "broken", "restarting" or "waiting"."""
+    text: str
+    """The sentence that explains it, as the worker that fell first printed it."""
+    advice: str
+    """The advice: what to do about it."""
+
+
 class JobStatus(JobEntry, JobFigures):
     """A job with all its figures. A figure that is not known yet is null."""
+
+    cause: JobCause | None
+    """Why it does not train as it should; null where it does."""
 
 
 class JobSpec(ResponseBody):
@@ -207,7 +224,18 @@ def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus
     """A job's phase and all its figures."""
     found = statuses.job(job)
     response.headers["ETag"] = etags.etag(found)
-    return JobStatus(**job_entry(found), **dict(figures_of(statuses.of(job))))
+    status = statuses.of(job)
+    return JobStatus(**job_entry(found), **dict(figures_of(status)), cause=_cause(found, status))
+
+
+def _cause(job: HostedJob, status: Status) -> JobCause | None:
+    if job.phase is Phase.BROKEN:
+        found = cause_of_trouble(job.trouble)
+    elif (ended := job.outcome) is not None:
+        found = cause_of_end(ended.code, ended.reason, ended.lines)
+    else:
+        found = cause_of_wait(status)
+    return None if found is None else JobCause(**asdict(found))
 
 
 @action(

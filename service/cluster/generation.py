@@ -95,6 +95,18 @@ class Generation:
         return self._waits
 
     @property
+    def start_step(self) -> str:
+        """The step that the start of these workers is in, as a sentence. Any thread."""
+        if self._waits is not None:
+            return f"The launcher waits: {self._waits}."
+        if self.plan.rank0.name in self._workers:
+            return "The trainers are up: they build the model, and read rows and positions of the newest commit."
+        if not self.begun:
+            return "The launcher looks for places where the workers can run."
+        names = ", ".join(each.name for each in self.plan.servers)
+        return f"Shards and readers start: {names}. At the very first start they compile their kernels."
+
+    @property
     def unrenewed(self) -> dict[str, str]:
         """The workers whose certificates were not renewed in time, and when they last were. Any thread."""
         found = self._launcher.rendezvous.unrenewed()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
-from headrace.lifecycle import ExitCode, on_stop_signal
+from headrace.lifecycle import ExitCode, cause_in, on_stop_signal
 from headrace.retry import Backoff
 from headrace.rpc import refusals
 from headrace.rpc.run_files import RANK0
@@ -81,6 +81,7 @@ class JobRunner:
         self._status_interval_s, self._stop_code = status_interval_s, stop_code
         self._events: Events = queue.SimpleQueue()
         self._deaths: list[Death] = []
+        self._last_error = ""  # of the worker whose end was the newest death
         self._before = Status(job=job)  # shown until a rank 0 answers
         self._rank0: RankZeroConnection | None = None
         self._generation: Generation | None = None
@@ -104,7 +105,14 @@ class JobRunner:
             status = self._before
         refused = Counter(refusals.PROCESS.counts()) - self._refused_before + Counter(status.refused)
         last_death = self._deaths[-1].reason if self._deaths else None
-        told = replace(status, restarts=len(self._deaths), last_death=last_death, refused=dict(refused))
+        told = replace(
+            status,
+            restarts=len(self._deaths),
+            last_death=last_death,
+            last_error=self._last_error,
+            step=self._step(status),
+            refused=dict(refused),
+        )
         if self._elastic is not None:
             told = replace(told, elastic=self._elastic.status())
         if self._generation is None:
@@ -117,6 +125,16 @@ class JobRunner:
         if waits is not None and told.elastic is not None and told.elastic.waits:
             waits = f"{waits}; {told.elastic.waits}"
         return told if waits is None else replace(told, stalled=StallStatus(waits_for="workers", text=waits))
+
+    def _step(self, status: Status) -> str:
+        """The step of the start; empty once rank 0 trains, or replays its log."""
+        if status.state not in ("starting", "restarting"):
+            return ""
+        if self._generation is None:
+            return "The launcher reads the newest commit and plans the workers."
+        if status.state == "restarting" and self._rank0 is None:
+            return "The workers have ended, and are started again in a moment."
+        return self._generation.start_step
 
     def lacks(self) -> str:
         """The things that the job lacks to be ready, in words; "" while its workers run. Any thread."""
@@ -180,6 +198,7 @@ class JobRunner:
             if isinstance(decision, End):
                 return decision.outcome, stopped
             self._show_restarting()
+            self._last_error = "" if outcome.first_dead is None else cause_in(self.last_lines(outcome.first_dead))
             self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
             if self._stop_requested_within(decision.after_s):

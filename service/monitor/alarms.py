@@ -106,7 +106,7 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if status.trouble:
         yield Alarm.LOG, status.trouble
     elif status.stalled is not None:
-        yield Alarm.STALLED, _stall(status.pass_number, status.stalled)
+        yield Alarm.STALLED, stall_text(status.pass_number, status.stalled)
     if (mirror := status.mirror) is not None and mirror.trouble:
         yield Alarm.MIRROR, f"the mirror stays at version {mirror.version or 0}: {mirror.trouble}"
     if status.forked:
@@ -156,7 +156,7 @@ def _rollback(stream: str, rollback: RollbackStatus) -> str:
     return f"exports of {stream} are held: {why}; current.json went back to {rollback.current or 'an older one'}"
 
 
-def _stall(pass_number: int | None, stalled: StallStatus) -> str:
+def stall_text(pass_number: int | None, stalled: StallStatus) -> str:
     """The stalled pass, for how long at least, and what it waits for."""
     match stalled.waits_for:
         case "workers" | "store":

@@ -249,6 +249,16 @@ class InputSection(TypedDict):
     kafka: NotRequired[KafkaInput | None]
     """Records of a Kafka topic."""
 
+class JobCause(TypedDict):
+    """Why a job failed, is broken, restarts or waits."""
+
+    kind: str
+    """"failed", "broken", "restarting" or "waiting"."""
+    text: str
+    """The sentence that explains it, as the worker that fell first printed it."""
+    advice: str
+    """The advice: what to do about it."""
+
 class JobDiagnosis(TypedDict):
     """A job's slots at its newest commit, or at that of a minute ago."""
 
@@ -337,6 +347,8 @@ JobStatus = TypedDict(
         "table_rows": dict[str, float],
         "restarts": float,
         "last_death": str | None,
+        "last_error": str,
+        "step": str,
         "generation": float | None,
         "timeline": str | None,
         "commit": LastCommit | None,
@@ -364,6 +376,7 @@ JobStatus = TypedDict(
         "outcome": OutcomeEntry | None,
         "build": str,
         "headrace_version": str,
+        "cause": JobCause | None,
     },
 )
 """A job with all its figures. A figure that is not known yet is null."""

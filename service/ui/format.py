@@ -79,6 +79,13 @@ def first_task(metrics: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[s
     return next(iter(metrics.items()), ("", {}))
 
 
+def cause_words(job: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """Why a job failed, restarts or waits, for the list of jobs; empty if it does neither."""
+    if cause := figures.get("cause"):
+        return str(cause["text"])
+    return outcome_words(job)
+
+
 def outcome_words(job: Mapping[str, Any]) -> str:
     """How a job failed, or why it is broken; empty if neither."""
     lines = []

@@ -1,14 +1,16 @@
 """Elements of every page: the header with the caller, error messages, a timer, and figures, chips and panels."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request
 from nicegui import background_tasks, ui
 
 from headrace.service.ui.api_client import RequestRefused, Visitor
+from headrace.service.ui.format import state_colour
 from headrace.service.ui.page_access import ROOT, VISIT, Visit
 from headrace.service.ui.sign_in import STYLE
 
@@ -108,6 +110,29 @@ class Chip:
         """Show it."""
         self._label.set_text(word)
         self._label.classes(replace=f"chip {tone}")
+
+
+CAUSE_TITLES = {"failed": "Failed", "broken": "Broken", "restarting": "Restarting", "waiting": "Waiting"}
+
+
+class CauseBox:
+    """Why a job failed, restarts or waits, and what to do; hidden where it does neither."""
+
+    def __init__(self) -> None:
+        with ui.element("div").classes("cause").props("role=status") as self._box:
+            self._title = ui.label().classes("kind")
+            self._text = ui.label().classes("text")
+            self._advice = ui.label().classes("advice")
+        self._box.set_visibility(False)
+
+    def show(self, cause: Mapping[str, Any] | None) -> None:
+        """Show it."""
+        self._box.set_visibility(cause is not None)
+        if cause is not None:
+            self._box.classes(replace=f"cause {state_colour(cause['kind'])}")
+            self._title.set_text(CAUSE_TITLES.get(cause["kind"], cause["kind"]))
+            self._text.set_text(cause["text"])
+            self._advice.set_text(cause["advice"])
 
 
 def panel(title: str, hint: str = "") -> ui.element:

@@ -59,8 +59,10 @@ class Grid:
             ui.button("Next", on_click=lambda: self._turn(1)).props("flat dense no-caps")
         self._draw()
 
-    def show(self, rows: Sequence[Row]) -> None:
-        """Show these rows."""
+    def show(self, rows: Sequence[Row], empty: str | None = None) -> None:
+        """Show these rows; without any, `empty` if it is given."""
+        if empty is not None:
+            self._empty.set_text(empty)
         self._rows = rows
         self._draw()
 

@@ -35,9 +35,26 @@ EXPORT_COLUMNS = (
     Column("State", long=True),
 )
 LOG_COLUMNS = (Column("Number", number=True), Column("Kind"), Column("Description", long=True))
-NO_COMMIT = "There is no commit yet. commit.every sets how often the job commits."
-NO_EXPORT = "There is no export yet. A section [exports.NAME] of the spec configures them; Export makes one now."
 RED = "#c9504a"
+
+
+def no_commit_text(job: Mapping[str, Any]) -> str:
+    """Why there are no commits yet."""
+    if (job["commit"] or {}).get("writing"):
+        return "The first commit is being written."
+    every = (job["spec"].get("commit") or {}).get("every")
+    return f"There is no commit yet. The job commits every {every}." if every else (
+        "There is no commit yet. commit.every of the job file sets how often the job commits."
+    )  # fmt: skip
+
+
+def no_export_text(job: Mapping[str, Any]) -> str:
+    """Why there are no exports yet."""
+    if making := [f"{stream}: {each['making']}" for stream, each in job["exports"].items() if each.get("making")]:
+        return f"The first export is being made: {', '.join(making)}."
+    if streams := job["spec"].get("exports"):
+        return f"There is no export yet of {', '.join(streams)}. Export makes one now."
+    return "This job makes no exports: its job file has no section [exports.NAME]."
 
 
 def commit_rows(commits: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -119,20 +136,20 @@ class HistoryTab:
         with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):
             self._chart = ui.echart(marks_chart([], [])).classes("chart low")
         with panel("Commits"):
-            self._commits = Grid(COMMIT_COLUMNS, NO_COMMIT)
+            self._commits = Grid(COMMIT_COLUMNS, "")
         with panel("Exports"):
-            self._exports = Grid(EXPORT_COLUMNS, NO_EXPORT)
+            self._exports = Grid(EXPORT_COLUMNS, "")
         with panel("Log", f"the last {LOG_LINES} records"):
             self._log = Grid(LOG_COLUMNS, "The log is empty: the job has not started.")
         self._shown: Any = None
 
-    async def refresh(self, _job: Mapping[str, Any]) -> None:
+    async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show the present lists."""
         commits = await list_all(self._visitor, f"{self._path}/commits")
         exports = await list_all(self._visitor, f"{self._path}/exports")
         log = (await self._visitor.get(f"{self._path}/log", last=LOG_LINES))["items"]
-        self._commits.show(commit_rows(commits))
-        self._exports.show(export_rows(exports))
+        self._commits.show(commit_rows(commits), no_commit_text(job))
+        self._exports.show(export_rows(exports), no_export_text(job))
         self._log.show(log_rows(log))
         marks, rows = timeline_marks(commits, exports)
         if (marks, rows) != self._shown:

@@ -15,7 +15,6 @@ from headrace.service.ui.job_stream import redraw
 from headrace.service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
 
 SPANS = {"window": "window", "life": "whole life"}
-NO_SLICE = "There are no metrics by slice: metrics.slices names the slots to slice by."
 COLUMNS = (
     Column("Value"),
     Column("Samples", number=True),
@@ -26,6 +25,24 @@ COLUMNS = (
 )
 Slices = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
 """Measures by task, slot and value."""
+
+
+def no_slice_text(spec: Mapping[str, Any]) -> str:
+    """Why there are no metrics by slice."""
+    if slots := (spec.get("metrics") or {}).get("slices"):
+        return f"No values yet. They come with the first pass that has labels, by {', '.join(map(str, slots))}."
+    return "This job has no metrics by slice. To get them, name slots in metrics.slices of its job file."
+
+
+def no_close_text(job: Mapping[str, Any]) -> str:
+    """Why there are no charts yet."""
+    match job["phase"]:
+        case "starting" | "restarting":
+            return f"{job['step'] or 'The launcher starts.'} {NO_CLOSE}"
+        case "training" | "replaying":
+            return f"The first pass is in training: {format_count(job['events'] or 0)} events so far. {NO_CLOSE}"
+        case phase:
+            return f"The job is {phase}, and has closed no pass. {NO_CLOSE}"
 
 
 def choices_of(slices: Slices) -> list[str]:
@@ -63,9 +80,9 @@ class SlicesPart:
                 self._choice = ui.select([]).props("dense outlined options-dense")
             self._choosable(False)
             with ui.element("div").classes("short"):
-                self._grid = Grid(COLUMNS, NO_SLICE, sort=1, descending=True)
+                self._grid = Grid(COLUMNS, "", sort=1, descending=True)
 
-    async def refresh(self, other: str) -> None:
+    async def refresh(self, other: str, spec: Mapping[str, Any]) -> None:
         """Show the present measures."""
         ours = await self._slices(self._name)
         theirs: Slices = {}
@@ -78,7 +95,7 @@ class SlicesPart:
         if choices != self._choice.options:
             self._choice.set_options(choices, value=choices[0] if choices else None)
         self._choosable(bool(choices))
-        self._grid.show(slice_rows(ours, theirs, str(self._choice.value or "")))
+        self._grid.show(slice_rows(ours, theirs, str(self._choice.value or "")), no_slice_text(spec))
 
     def _choosable(self, any_choice: bool) -> None:
         self._choice.set_visibility(any_choice)
@@ -107,7 +124,7 @@ METRICS = {
     "logloss": ("Window log loss", "lower is better"),
     "calibration": ("Calibration", "mean prediction divided by mean label; 1 is right"),
 }
-NO_CLOSE = "No pass has closed yet: the charts begin with the first pass that has predictions."
+NO_CLOSE = "The charts begin with the first pass that has predictions."
 NOBODY = ""
 """The choice of no other job."""
 
@@ -170,13 +187,15 @@ class LearningPart:
             self._choice.props("dense outlined options-dense").classes("beside")
             self._said = ui.label().classes("hint")
         self._charts = {}
-        with ui.element("div").classes("side"):
+        with ui.element("div").classes("side") as self._boxes:
             for metric, (title, hint) in METRICS.items():
                 with panel(title, hint):
                     self._charts[metric] = ui.echart(lines_chart([], by_time=True)).classes("chart")
             with panel("Reliability", "observed over predicted share, by tenths of the predictions in the window"):
                 self._reliability = ui.echart(reliability_chart([])).classes("chart")
             self._slices = SlicesPart(visitor, name)
+
+        self._boxes.set_visibility(False)
 
     def others(self, jobs: Sequence[str]) -> None:
         """Set the jobs to choose from."""
@@ -193,7 +212,7 @@ class LearningPart:
         self._theirs = CloseHistory(self._visitor, self._other)
         self._ours.closes = []
 
-    async def refresh(self, _job: Mapping[str, Any]) -> None:
+    async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show new closes."""
         news = await self._ours.follow()
         if self._other:
@@ -201,11 +220,12 @@ class LearningPart:
                 news = await self._theirs.follow() or news
             except RequestRefused as refused:
                 self._said.set_text(str(refused))
+        self._boxes.set_visibility(bool(self._ours.closes))
         if not self._ours.closes:
-            self._said.set_text(NO_CLOSE)
+            self._said.set_text(no_close_text(job))
         if not news:
             return
-        await self._slices.refresh(self._other)
+        await self._slices.refresh(self._other, job["spec"])
         found = (await self._visitor.get(f"/jobs/{quote(self._name, safe='')}/metrics"))["reliability"]
         redraw(self._reliability, reliability_chart(reliability_lines(found.get("window", {}))))
         by_time = has_event_time(self._ours.closes)

@@ -24,13 +24,22 @@ LETTER_COLUMNS = (
     Column("Size", number=True),
     Column("Written, UTC"),
 )
-NO_LETTER = "There are none: no event was rejected, or dead letters are off (pipe.dead_letters)."
 NO_LINE = "There is no output yet. A foreground run prints to its own terminal."
 
 
 def download_link(job: str, file: str) -> str:
     """The link by which a browser session downloads a file of dead letters, relative to the root of all pages."""
     return f"/deadletters/{quote(job, safe='')}/{quote(file, safe='')}"
+
+
+def no_letter_text(rejected: Mapping[str, Any]) -> str:
+    """Why there are no dead letters."""
+    if not (number := sum(rejected.values())):
+        return "No event was rejected."
+    return (
+        f"{format_count(number)} events were rejected, but none of their files is left: "
+        "pipe.dead_letters of the job file says how many are kept."
+    )
 
 
 def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -89,7 +98,7 @@ class LettersPart:
         self._may = visitor.may("listDeadLetters")
         with panel("Dead letters", "rejected events: a JSON line each, with partition, position and reason"):
             if self._may:
-                self._grid = Grid(LETTER_COLUMNS, NO_LETTER)
+                self._grid = Grid(LETTER_COLUMNS, "")
             else:
                 ui.label("Dead letters contain the data of events, so only operators may read them.").classes("hint")
         with panel("Rejected", "by reason"):
@@ -103,4 +112,4 @@ class LettersPart:
         )
         if self._may:
             files = await list_all(self._visitor, f"/jobs/{quote(self._name, safe='')}/deadletters")
-            self._grid.show(letter_rows(self._name, files))
+            self._grid.show(letter_rows(self._name, files), no_letter_text(job["rejected"]))

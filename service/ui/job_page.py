@@ -19,7 +19,7 @@ from headrace.service.ui.format import (
     outcome_words,
     state_colour,
 )
-from headrace.service.ui.frame import Chip, ErrorLine, Figure, PageTimer, panel
+from headrace.service.ui.frame import CauseBox, Chip, ErrorLine, Figure, PageTimer, panel
 from headrace.service.ui.job_guards import GuardsPart
 from headrace.service.ui.job_history import HistoryTab
 from headrace.service.ui.job_learning import LearningPart
@@ -31,6 +31,8 @@ from headrace.service.ui.recorder import Recorder
 
 JOBS_EVERY = 10
 """Ticks between two updates of the list of other jobs."""
+SPEC_EVERY = 30
+"""Ticks between two looks at the spec, which a new job file of the same name changes."""
 SLOW_EVERY = 3
 """Ticks between two updates of lists."""
 NOW = "Learning and stream"
@@ -69,6 +71,7 @@ class JobHead:
                 ui.label(name).classes("name")
                 self._phase = Chip()
                 self._wanted = ui.label().classes("hint")
+            self._cause = CauseBox()
             self._alarms = ui.element("div")
             with ui.element("div").classes("figures"):
                 self._figures = {key: Figure(title, tip) for key, (title, tip) in FIGURES.items()}
@@ -82,6 +85,7 @@ class JobHead:
         self._wanted.set_text("" if settled else wanted[job["desired"]])
         for key, (value, more, colour) in head_figures(job).items():
             self._figures[key].show(value, more, colour)
+        self._cause.show(job["cause"])
         notes = tuple(notes_of(job))
         if notes != self._notes:
             self._notes = notes
@@ -135,13 +139,15 @@ def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Important notes about a job, each with colour and text."""
-    notes = [("bad" if name in GRAVE else "warn", text) for name, text in job["alarms"].items()]
-    if words := outcome_words(job):
-        notes.append(("bad" if job["phase"] in ("failed", "broken") else "", words))
+    said = "" if job["cause"] is None else job["cause"]["text"]
+    notes = [("bad" if name in GRAVE else "warn", text) for name, text in job["alarms"].items() if text != said]
+    if (words := outcome_words(job)) and words != said:
+        notes.append(("", words))
     if (outcome := job["outcome"]) is not None and outcome["code"] != 0 and outcome["lines"]:
         notes.append(("", "\n".join(["Last lines of output:", *outcome["lines"]])))
     if job["restarts"] and job["last_death"]:
-        notes.append(("warn", f"The workers were restarted. Last reason: {job['last_death']}"))
+        why = f"{job['last_death']}: {job['last_error']}" if job["last_error"] else job["last_death"]
+        notes.append(("", f"The workers were restarted {counted(job['restarts'], 'time')}. Last reason: {why}"))
     if (resize := job["resizing"]) is not None:
         moved = "" if resize["moved"] is None else f", the rows of version {resize['moved']:,} are moved"
         numbers = f"{counted(resize['trainers'], 'trainer')} and {counted(resize['shards'], 'shard')}"
@@ -162,7 +168,7 @@ class JobPage:
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW
-        self._path = f"/jobs/{quote(name, safe='')}"
+        self._path, self._spec = f"/jobs/{quote(name, safe='')}", {}
         with ui.element("main").classes("page"):
             self._trouble = ErrorLine()
             self._head = JobHead(name)
@@ -202,6 +208,9 @@ class JobPage:
     async def refresh(self) -> None:
         """Show the present state."""
         job = await self._visitor.get(self._path)
+        if self._ticks % SPEC_EVERY == 0:
+            self._spec = (await self._visitor.get(f"{self._path}/spec"))["spec"]
+        job["spec"] = self._spec
         self._head.show(job)
         self._actions.show(job)
         slow = self._shown != NOW

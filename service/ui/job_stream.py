@@ -45,6 +45,12 @@ def freshness_line(moments: Sequence[FigureRecord]) -> tuple[str, list[ChartLine
 class StreamPart:
     def __init__(self, name: str, recorder: Recorder) -> None:
         self._name, self._recorder, self._shown = name, recorder, -1.0
+        self._boxes = ui.element("div")
+        self._boxes.set_visibility(False)
+        with self._boxes:
+            self._draw()
+
+    def _draw(self) -> None:
         with ui.element("div").classes("side"):
             with panel("Rate", "events and samples trained on, per second"):
                 self._rate = ui.echart(lines_chart([], by_time=True)).classes("chart low")
@@ -64,6 +70,7 @@ class StreamPart:
         self._straggler.set_text((job["straggler"] or {}).get("text", ""))
         redraw(self._spent, bars_chart(list(job["time_s"]), list(job["time_s"].values())))
         moments = self._recorder.moments(self._name)
+        self._boxes.set_visibility(bool(moments))
         if not moments or moments[-1].at_ms == self._shown:
             return
         self._shown = moments[-1].at_ms

@@ -8,12 +8,13 @@ from nicegui import ui
 
 from headrace.service.ui.api_client import ApiCaller, RequestRefused, list_all
 from headrace.service.ui.format import (
+    GRAVE,
+    cause_words,
     first_task,
     format_count,
     format_duration,
     format_metric,
     format_rate,
-    outcome_words,
     state_colour,
 )
 from headrace.service.ui.frame import ErrorLine, PageTimer, panel
@@ -30,7 +31,7 @@ COLUMNS = (
     Column("Freshness", number=True),
     Column("Events", number=True),
     Column("Committed", number=True),
-    Column("Alarms", long=True),
+    Column("What is wrong", long=True),
 )
 NO_JOB = (
     "There is no job yet. `headrace submit job.toml --url ADDRESS` or `POST /v1/jobs` creates one; "
@@ -50,7 +51,8 @@ def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
     total = sum(lag.values()) if lag else None
     task, window = first_task((known.get("metrics") or {}).get("window", {}))
     commit = known.get("commit") or {}
-    alarms = [*(known.get("alarms") or {}).values(), *filter(None, [outcome_words(job)])]
+    alarms = [text for text in (known.get("alarms") or {}).values() if text != cause_words(job, known)]
+    wrong = [*filter(None, [cause_words(job, known)]), *alarms]
     cells = (
         GridCell(job["name"], link=job_link(job["name"])),
         GridCell(job["phase"], tone=state_colour(job["phase"]), chip=True),
@@ -66,9 +68,15 @@ def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
             if commit
             else "",
         ),
-        GridCell("; ".join(alarms), tone="bad" if alarms else ""),
+        GridCell("; ".join(wrong) or str(known.get("step") or ""), tone=_tone(job, known) if wrong else ""),
     )
     return job["name"], cells
+
+
+def _tone(job: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    cause = figures.get("cause")
+    grave = any(name in GRAVE for name in figures.get("alarms") or {})
+    return "bad" if grave else state_colour(cause["kind"] if cause else job["phase"]) or "warn"
 
 
 def _figure(words: Any, value: float | None) -> GridCell:

@@ -171,6 +171,9 @@ def test_a_job_tells_what_it_is_doing(get):
         "table_rows": {"default": 4321},
         "restarts": 2,
         "last_death": "shard-0 ended first: killed by SIGKILL",
+        "last_error": "",
+        "step": "",
+        "cause": None,
         "generation": 3,
         "timeline": "t1",
         "commit": {

@@ -343,7 +343,7 @@ def test_a_worker_that_dies_is_started_again_with_all_others(world):
     told = "trainer-0 ended first: killed by SIGKILL"
     assert ("launcher", f"{told}; restarting, 1 of 1") in world.lines
     status = world.launcher.status()
-    assert (status.restarts, status.last_death) == (1, told)
+    assert (status.restarts, status.last_death, status.last_error) == (1, told, "")
     assert len(world.pids()) == 6  # in each generation: a shard, the trainer, and what it spawned
     world.assert_nobody_left()
     assert list((world.folder / "run").iterdir()) == []

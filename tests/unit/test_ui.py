@@ -20,6 +20,7 @@ from headrace.service.ui import (
     format,
     job_history,
     job_learning,
+    job_output,
     job_page,
     job_stream,
     job_tables,
@@ -29,7 +30,6 @@ from headrace.service.ui.action_catalog import inputs_of
 from headrace.service.ui.api_client import routes_of
 from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart, reliability_chart
 from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
-from headrace.service.ui.job_output import output_text
 from headrace.service.ui.recorder import moment_of
 from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
 from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
@@ -150,7 +150,8 @@ def test_numbers_are_written_alike_and_none_is_a_dash():
 
 
 def job(phase="training", desired="running", **more):
-    return {"name": "news", "phase": phase, "desired": desired, "exports": {}, "trouble": "", "outcome": None, **more}
+    known = {"exports": {}, "trouble": "", "outcome": None, "cause": None}
+    return {"name": "news", "phase": phase, "desired": desired, **known, **more}
 
 
 def sensible(found):
@@ -298,6 +299,33 @@ def test_how_a_job_failed_is_told_with_its_code():
     assert format.outcome_words(job("ended", outcome={**outcome, "code": 0})) == ""
 
 
+def test_the_cause_stands_in_the_list_of_jobs_and_not_twice_at_the_head():
+    cause = {"kind": "waiting", "text": "pass 1 stands still", "advice": "Look at the pipe."}
+    figures = {"alarms": {"stalled": "pass 1 stands still", "mirror": "it falls behind"}, "cause": cause}
+    cell = overview.row_of(job(), figures)[1][-1]
+    assert (cell.text, cell.tone) == ("pass 1 stands still; it falls behind", "warn")
+    assert overview.row_of(job("failed"), {"cause": {**cause, "kind": "failed"}})[1][-1].tone == "bad"
+    starting = overview.row_of(job("starting"), {"step": "Shards start."})[1][-1]
+    assert (starting.text, starting.tone) == ("Shards start.", "")
+    shown = {**figures_of(Status()).model_dump(), **job(), **figures}
+    assert [text for _, text in job_page.notes_of(shown)] == ["it falls behind"]
+
+
+def test_an_empty_list_says_why_it_is_empty():
+    assert "by device" in job_learning.no_slice_text({"metrics": {"slices": ["device"]}})
+    assert "metrics.slices" in job_learning.no_slice_text({})
+    making = job(exports={"main": {"making": "0000000011-delta"}}, spec={}, commit=None)
+    assert "being made: main: 0000000011-delta" in job_history.no_export_text(making)
+    assert "of main" in job_history.no_export_text(job(spec={"exports": {"main": {}}}))
+    assert "no section" in job_history.no_export_text(job(spec={}))
+    assert "every 5s" in job_history.no_commit_text(job(spec={"commit": {"every": "5s"}}, commit=None))
+    assert "being written" in job_history.no_commit_text(job(spec={}, commit={"writing": True}))
+    assert job_output.no_letter_text({}) == "No event was rejected."
+    assert "pipe.dead_letters" in job_output.no_letter_text({"unparsable": 3})
+    assert "Shards start." in job_learning.no_close_text(job("starting", step="Shards start."))
+    assert "is failed" in job_learning.no_close_text(job("failed", step=""))
+
+
 def test_a_job_that_trains_with_fewer_than_it_may_is_told_above_its_figures():
     elastic = {"min": 2, "max": 3, "present": 2, "spares": 1, "waits": "goes on with 3 trainers in 9 s", "for_s": 1.2}
 
@@ -368,7 +396,7 @@ def test_output_names_its_worker_once():
         {"at": "2026-11-21T17:39:26.520Z", "worker": "trainer-0", "text": "17:39:26 INFO  trainer-0: hello"},
         {"at": "2026-11-21T17:39:27.520Z", "worker": "shard-1", "text": "plain"},
     ]
-    assert output_text(lines) == "17:39:27 shard-1| plain\n17:39:26 INFO  trainer-0: hello"
+    assert job_output.output_text(lines) == "17:39:27 shard-1| plain\n17:39:26 INFO  trainer-0: hello"
 
 
 def test_a_session_is_over_when_ended_idle_or_crowded_out():
