@@ -11,7 +11,8 @@ def job(tmp_path_factory):
 
 
 def run(job, store, *settings):
-    ended = headrace(job, "train.threads=1", *settings, store=store)
+    follows = "tables.default.in_batch=false"  # each of the batches would follow its own events
+    ended = headrace(job, "train.threads=1", follows, *settings, store=store)
     assert ended.code == 0, ended.output
     return ended.report
 

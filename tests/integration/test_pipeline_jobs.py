@@ -9,7 +9,7 @@ from tests.integration.stream_job import headrace, write_job
 
 DEEP = (
     *("train.threads=1", "model.settings.hidden=[12,10,8,8]", "passes.max_events=80", "tables.default.dim=4"),
-    "train.calibrate=false",  # pipelines have none
+    *("train.calibrate=false", "tables.default.in_batch=false"),  # pipelines have neither
 )
 PIPELINE = "dense={strategy='pipeline', pipeline={micro_batches=3}, clip_norm=0.5}"
 PLAIN = "dense={clip_norm=0.5}"
