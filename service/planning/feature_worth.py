@@ -4,7 +4,7 @@ Every sample is predicted before it is learnt, and the second half counts. A fea
 more than chance, by a paired test over parts of that half. No clock and no order of sets decides: the same sample gives
 the same proposals.
 
-Shapes: B samples, E events, P parts of the second half.
+Shapes: B samples, E events, P parts of the second half, H samples of it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BadInput
+from headrace.exact_auc import exact_auc
 from headrace.service.history.paired_test import paired
 from headrace.service.planning.feature_columns import F64, I64, IdColumn, of_counters, of_cross, of_history
 from headrace.service.planning.progressive_learner import learn
@@ -133,15 +134,6 @@ class FeatureWorth:
     """Of all slots with these features."""
 
 
-def auc_of(score_B: F64, click_B: NDArray[np.bool_]) -> float:
-    """Share of pairs of a click and another sample in which the click has the higher score; ties count half."""
-    _, number_B, count_K = np.unique(score_B, return_inverse=True, return_counts=True)
-    clicks_K = np.bincount(number_B, click_B, len(count_K))
-    others_K = count_K - clicks_K
-    below_K = np.cumsum(others_K) - others_K / 2
-    return float((clicks_K * below_K).sum() / (clicks_K.sum() * others_K.sum()))
-
-
 class FeatureBench:
     """Measures sets of columns on one sample of a stream."""
 
@@ -171,7 +163,10 @@ class FeatureBench:
         columns_CN = start_CB1, np.concatenate(ids), np.concatenate(shares)
         learn(*columns_CN, self.facts.label_B, self.facts.end_E, admit, self.rate, *room, logit_B)
         loss_B = np.logaddexp(0.0, logit_B) - self.facts.label_B * logit_B
-        return Progress(logit_B, loss_B, auc_of(logit_B[self._second], self.facts.click_B[self._second]))
+        label_H = self.facts.label_B[self._second]
+        auc = exact_auc(logit_B[self._second], label_H, np.ones(len(label_H)))
+        assert auc is not None, "both labels are in the second half"
+        return Progress(logit_B, loss_B, auc)
 
     def gain(self, before: Progress, after: Progress) -> Gain:
         """Of a change."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset.samples.batch import Ragged
 from headrace.service.planning.feature_columns import IdColumn, of_counters, of_cross, of_history, of_numbers, of_signs
-from headrace.service.planning.feature_worth import FeatureBench, SampleFacts, auc_of, find_features
+from headrace.service.planning.feature_worth import FeatureBench, SampleFacts, find_features
 from headrace.service.planning.progressive_learner import learn, learn_reference
 
 
@@ -48,10 +48,6 @@ def test_the_learner_is_its_twin(data, admit, rate):
     room = np.empty(num), np.empty(num), np.empty(num, np.int64)
     learn(starts, id_N, share_N, np.array(labels), np.array(ends), admit, rate, *room, logit_B)
     np.testing.assert_allclose(logit_B, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_auc():
-    assert auc_of(np.array([1.0, 2, 2, 3]), np.array([False, True, False, True])) == 3.5 / 4
 
 
 def test_columns_of_what_earlier_events_tell():

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.exact_auc import exact_auc, exact_auc_reference
 from headrace.trainer.metrics.auc import (
     count_pairs,
     count_pairs_reference,
-    exact_auc,
-    exact_auc_reference,
     histogram_auc,
     sum_group_aucs,
     sum_group_aucs_reference,

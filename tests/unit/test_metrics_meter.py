@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.exact_auc import exact_auc
 from headrace.trainer.config import MetricsSection, TaskSection
-from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs_reference
+from headrace.trainer.metrics.auc import sum_group_aucs_reference
 from headrace.trainer.metrics.measures import reliability, reliability_reference
 from headrace.trainer.metrics.meter import LocalReduce, Meter
 from headrace.trainer.metrics.samples import ObservedBatch

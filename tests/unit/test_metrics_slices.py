@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.exact_auc import exact_auc
 from headrace.trainer.config import MetricsSection, TaskSection
-from headrace.trainer.metrics.auc import exact_auc
 from headrace.trainer.metrics.meter import LocalReduce, Meter
 from headrace.trainer.metrics.samples import ObservedBatch
 from headrace.trainer.metrics.slices import Candidates, SliceRows, choose, max_candidates

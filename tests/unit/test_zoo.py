@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from headrace.config import load_toml, validate
+from headrace.exact_auc import exact_auc_reference
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.metrics.auc import exact_auc_reference
 from headrace.trainer.models.registry import MODELS
 from tests.bench.linear import Linear
 from tests.bench.model_figures import PAGE

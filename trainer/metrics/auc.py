@@ -1,8 +1,7 @@
-"""Area under the ROC curve: from a histogram with an error bound, exact, and the mean over groups.
+"""Area under the ROC curve: from a histogram with an error bound, and the mean over groups.
 
-The AUC is the probability that a positive has a higher prediction than a negative; ties count half (Hanley, McNeil
-1982). A histogram treats all pairs within a bucket as ties, so its error is at most half their share:
-`sum_b(positive_b * negative_b) / (2 * positives * negatives)`.
+`headrace.exact_auc` defines it. A histogram treats all pairs within a bucket as ties, so its error is at most half
+their share: `sum_b(positive_b * negative_b) / (2 * positives * negatives)`.
 
 Shapes: N samples, K buckets.
 """
@@ -10,6 +9,7 @@ Shapes: N samples, K buckets.
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.exact_auc import exact_auc_reference
 from headrace.kernel_cache import njit
 from headrace.trainer.metrics.totals import FRACTION_ONE, I64
 
@@ -45,35 +45,6 @@ def histogram_auc(negative_K: I64, positive_K: I64) -> tuple[float, float] | Non
         return None
     pairs = float(negatives) * float(positives)
     return (won + tied / 2) / pairs, tied / 2 / pairs
-
-
-def exact_auc(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
-    """AUC over all pairs, each weighted by the product of its weights; None if a class is absent."""
-    order_N = np.argsort(prediction_N, kind="stable")
-    positive_N = label_N[order_N] > 0.5
-    weight_N = weight_N[order_N].astype(np.float64)
-    first_K = np.flatnonzero(np.diff(prediction_N[order_N], prepend=np.nan) != 0)
-    if not len(first_K):
-        return None
-    positive_K = np.add.reduceat(np.where(positive_N, weight_N, 0.0), first_K)
-    negative_K = np.add.reduceat(np.where(positive_N, 0.0, weight_N), first_K)
-    pairs = float(positive_K.sum()) * float(negative_K.sum())
-    if not pairs:
-        return None
-    below_K = np.cumsum(negative_K) - negative_K / 2
-    return float((positive_K * below_K).sum()) / pairs
-
-
-def exact_auc_reference(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
-    """The plain twin of `exact_auc`, over every pair."""
-    won = pairs = 0.0
-    rows = [(float(p), label > 0.5, float(w)) for p, label, w in zip(prediction_N, label_N, weight_N, strict=True)]
-    for high, is_positive, high_weight in rows:
-        for low, also_positive, low_weight in rows:
-            if is_positive and not also_positive:
-                pairs += high_weight * low_weight
-                won += high_weight * low_weight * (1.0 if high > low else 0.5 if high == low else 0.0)
-    return won / pairs if pairs else None
 
 
 @njit(nogil=True, cache=True)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from headrace.durable import NO_ROOM, REAL, writing
 from headrace.errors import Unwritable
-from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs
+from headrace.exact_auc import exact_auc
+from headrace.trainer.metrics.auc import sum_group_aucs
 from headrace.trainer.metrics.measures import Measures, measures, set_gauc
 from headrace.trainer.metrics.samples import row_type
 from headrace.trainer.metrics.totals import add_samples, carry, empty

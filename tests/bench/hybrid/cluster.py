@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.trainer.metrics.auc import exact_auc
+from headrace.exact_auc import exact_auc
 from headrace.trainer.metrics.halves import FILE_NAME
 from headrace.trainer.metrics.samples import row_type
 from tests.bench.living import DATA, EXAMPLES

@@ -25,6 +25,7 @@ from headrace.dataset.sources.kinds import open_source
 from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
+from headrace.exact_auc import exact_auc
 from headrace.pserver.config import ShardProcess
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.pushes import Push
@@ -38,7 +39,6 @@ from headrace.trainer.dense.strategy import Around, DenseStrategy, dense_strateg
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
-from headrace.trainer.metrics.auc import exact_auc
 from headrace.trainer.metrics.halves import FILE_NAME
 from headrace.trainer.metrics.samples import row_type
 from headrace.trainer.train.device import set_up_torch
