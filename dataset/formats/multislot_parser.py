@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.formats.multislot_kernels import CellKind, LineFault, gather_signs, scan
-from headrace.dataset.formats.plain_lines import LINE_FEED
+from headrace.dataset.formats.plain_lines import LINE_FEED, MAX_TOKEN_BYTES, parse_singles
 from headrace.dataset.samples.batch import F32, I64, U64, Ragged, Samples
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SlotKind
@@ -31,6 +31,12 @@ REASONS = {
     LineFault.NOT_UTF8: Reason.NOT_UTF8,
     LineFault.GENERATOR: Reason.GENERATOR,
 }
+NUMBERS = frozenset({CellKind.SIGN, CellKind.DENSE, CellKind.META_FLOAT})
+"""Slots of these alone may be read the quick way."""
+MAX_TAIL_BYTES = 1 << 16
+"""Most bytes at the end of a text that are copied, to have room behind them."""
+SKIPPED_CHUNKS = 16
+"""Chunks that are not tried the quickest way after one that it could not read."""
 META_CELLS = {
     "float": CellKind.META_FLOAT,
     "uint64": CellKind.META_UNSIGNED,
@@ -87,6 +93,8 @@ class MultiSlotParser:
                 case _:
                     self._columns.append(self._num_words)
                     self._num_words += 1
+        self._tries_singles = bool(self._cells) and NUMBERS.issuperset(self._cells)
+        self._num_skipped = SKIPPED_CHUNKS
         self._slots_S3 = np.array([self._cells, self._sizes, self._columns], np.int64).T.copy().reshape(-1, 3)
 
     def parse(self, data: bytes, num_before: int = 0) -> tuple[Samples, list[BadLine]]:
@@ -96,13 +104,15 @@ class MultiSlotParser:
         """
         text: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
         num_lines = int(np.count_nonzero(text == LINE_FEED))  # many times as fast as data.count
+        text.setflags(write=False)
+        if self._tries_singles and (samples := self._singles(text, num_lines, num_before)) is not None:
+            return samples, []
         value_N = np.empty(len(data) // 2 + 1, np.uint64)
         count_CB = np.empty((self._num_sparse, num_lines), np.int64)
         float_BF = np.empty((num_lines, self._num_floats), np.float32)
         word_BW = np.empty((num_lines, self._num_words), np.uint64)
         slow_N5 = np.empty((len(data) // 2 + 1 if self._num_floats else 0, 5), np.int64)
         line_B4 = np.zeros((num_lines, 4), np.int64)
-        text.setflags(write=False)
         num_slow = scan(text, 0, len(text), self._slots_S3, value_N, count_CB, float_BF, word_BW, slow_N5, line_B4)
         self._finish_slow(data, slow_N5[:num_slow], float_BF, line_B4)
         self._check_labels(float_BF, word_BW, line_B4)
@@ -112,6 +122,40 @@ class MultiSlotParser:
         if bad_lines:
             float_BF, word_BW = float_BF[good_B], word_BW[good_B]
         return self._samples(data, sparse, float_BF, word_BW, np.flatnonzero(good_B) + num_before), bad_lines
+
+    def _singles(self, text: NDArray[np.uint8], num_lines: int, num_before: int) -> Samples | None:
+        """The samples of plain lines with one sign in each sparse slot; None if any line is not so."""
+        if self._num_skipped < SKIPPED_CHUNKS:
+            self._num_skipped += 1
+            return None
+        sign_CB = np.empty((self._num_sparse, num_lines), np.uint64)
+        float_M = np.empty(num_lines * self._num_floats, np.float32)
+        kind, slots_S3 = int(CellKind.SIGN), self._slots_S3
+        at, row = parse_singles(text, 0, len(text), 0, kind, slots_S3, sign_CB, float_M)
+        num_left = len(text) - at
+        if 0 < num_left <= MAX_TAIL_BYTES:  # no word beyond the text may be read
+            tail = np.zeros(num_left + MAX_TOKEN_BYTES, np.uint8)
+            tail[:num_left] = text[at:]
+            tail.setflags(write=False)
+            at, row = parse_singles(tail, 0, num_left, row, kind, slots_S3, sign_CB, float_M)
+            num_left -= at
+        if num_left:
+            self._num_skipped = 0
+            return None
+        offset_B1 = np.arange(num_lines + 1, dtype=np.int64)
+        sparse: dict[str, Ragged] = {}
+        dense: dict[str, F32] = {}
+        meta: dict[str, NDArray[Any]] = {}
+        for slot, cell, column, size in zip(self._schema.slots, self._cells, self._columns, self._sizes, strict=True):
+            floats = float_M[column * num_lines : (column + size) * num_lines]
+            if cell is CellKind.SIGN:
+                sparse[slot.name] = Ragged(sign_CB[column], offset_B1)
+            elif cell is CellKind.DENSE:
+                dense[slot.name] = floats.reshape(num_lines, size)
+            else:
+                meta[slot.name] = floats
+        line_B = np.arange(num_before, num_before + num_lines, dtype=np.int64)
+        return Samples(sparse, dense, meta, line_B, np.full(num_lines, np.nan))
 
     def _finish_slow(self, data: bytes, slow_N5: I64, float_BF: F32, line_B4: I64) -> None:
         """Parse the numbers that the kernel left to Python."""

@@ -17,6 +17,8 @@ from numba.extending import intrinsic
 from headrace.kernel_cache import njit
 
 LINE_FEED, BLANK, MINUS, DOT = 10, 32, 45, 46
+ONE_AND_BLANK = 0x2031
+"""The bytes "1 " as the lowest ones of a word: the count of a slot with one sign."""
 WORD_BYTES = 8
 MAX_TOKEN_BYTES = 4 * WORD_BYTES
 """No more than so many bytes are read for a token; closer to the text's end no line is plain."""
@@ -85,6 +87,18 @@ def more_digits(value, second, third):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def long_decimal(data, at):  # type: ignore[no-untyped-def]
+    """As `short_decimal`, with up to seven digits before the dot and behind it."""
+    mantissa, num = eight_digits(load_word(data, at))
+    if num == WORD_BYTES or data[at + num] != DOT:
+        return mantissa, 0, num & (WORD_BYTES - 1)
+    behind, num_behind = eight_digits(load_word(data, at + num + 1))
+    if num + num_behind == 0 or num_behind == WORD_BYTES:
+        return mantissa, 0, 0
+    return mantissa * WHOLE_POWERS_OF_10[num_behind] + behind, num_behind, num + 1 + num_behind
+
+
+@njit(nogil=True, cache=True)
 def parse_plain(data, at, end, row, num_values, sign_kind, slots_S3, value_N, count_CB, float_BF, line_B4):  # type: ignore[no-untyped-def]
     """Parse lines from `at` on, up to `end` or to the first line that is not plain. See `multislot_kernels.scan`.
 
@@ -140,3 +154,74 @@ def parse_plain(data, at, end, row, num_values, sign_kind, slots_S3, value_N, co
         line_B4[row, 2], line_B4[row, 3] = begin, first_value
         row += 1
     return at, row, num_values
+
+
+@njit(nogil=True, cache=True, inline="always")
+def short_decimal(word):  # type: ignore[no-untyped-def]
+    """Of a decimal in eight bytes of text: its digits as a whole number, how many stand behind the dot, and its bytes.
+
+    The bytes are 0 if it is not a decimal of less than eight bytes.
+    """
+    apart = word ^ np.uint64(ZEROS)
+    others = ((apart + np.uint64(ABOVE_9)) | apart) & np.uint64(HIGH_BITS)
+    num_bits = trailing_zeros(others) & np.uint64(0x78)  # of the digits before the first byte that is no digit
+    if num_bits == np.uint64(64) or (word >> num_bits) & np.uint64(0xFF) != np.uint64(DOT):
+        value, num = eight_digits(word)
+        return value, 0, num & (WORD_BYTES - 1)
+    before = (np.uint64(1) << num_bits) - np.uint64(1)
+    value, num = eight_digits((word & before) | ((word >> np.uint64(8)) & ~before))  # without the dot
+    num_behind = num - np.int64(num_bits >> np.uint64(3))
+    return value, num_behind, (0 if num == 0 or num == WORD_BYTES - 1 else num + 1)
+
+
+@njit(nogil=True, cache=True)
+def parse_singles(data, at, end, row, sign_kind, slots_S3, sign_CB, float_M):  # type: ignore[no-untyped-def]
+    """Parse plain lines with one sign in each sparse slot, from `at` on, up to `end` or to the first line that is not
+    so. Returns the index after the last line, and its row + 1.
+
+    Row b of a slot of floats is `float_M[column * B + b * size:][:size]`, its column and size as in `slots_S3`.
+    """
+    num_slots, stop, num_lines = len(slots_S3), len(data) - MAX_TOKEN_BYTES, sign_CB.shape[1]
+    while at < end:
+        begin, plain = at, True
+        for slot in range(num_slots):
+            kind, size, column = slots_S3[slot, 0], slots_S3[slot, 1], slots_S3[slot, 2]
+            plain = False
+            if at >= stop:
+                break
+            word = load_word(data, at)
+            if kind == sign_kind:
+                if word & np.uint64(0xFFFF) != np.uint64(ONE_AND_BLANK):
+                    break
+                value, num = eight_digits(load_word(data, at + 2))
+                if num == WORD_BYTES:
+                    value, num = more_digits(value, load_word(data, at + 10), load_word(data, at + 18))
+                at += 2 + num
+                plain = num > 0
+                sign_CB[column, row] = value
+            else:
+                count, num = eight_digits(word)
+                if num == 0 or num == WORD_BYTES or count != np.uint64(size):
+                    break
+                at, n = at + num, 0
+                cell = column * num_lines + row * size
+                while n < size and at < stop and data[at] == BLANK:
+                    negative = data[at + 1] == MINUS
+                    at += 1 + negative
+                    mantissa, num_behind, num = short_decimal(load_word(data, at))
+                    if num == 0:
+                        mantissa, num_behind, num = long_decimal(data, at)
+                        if num == 0:
+                            break
+                    number = np.float64(mantissa) / POWERS_OF_10[num_behind]  # as float() does: both are exact
+                    float_M[cell + n] = np.float32(-number if negative else number)
+                    at, n = at + num, n + 1
+                plain = n == size
+            plain = plain and data[at] == (LINE_FEED if slot + 1 == num_slots else BLANK)
+            if not plain:
+                break
+            at += 1
+        if not plain:
+            return begin, row
+        row += 1
+    return at, row

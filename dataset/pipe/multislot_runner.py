@@ -97,7 +97,7 @@ def lines_of(events: Events) -> Chunk:
 
 def whole_lines(child: PipeProcess) -> Iterator[bytes]:
     """A child's output in chunks of whole lines; only the last chunk may end inside a line."""
-    held: list[bytes] = []
+    held: list[bytes | memoryview] = []
     num_held = 0
     while data := child.read():
         held.append(data)
@@ -106,10 +106,10 @@ def whole_lines(child: PipeProcess) -> Iterator[bytes]:
             if num_held > MAX_LINE_BYTES and not any(b"\n" in part for part in held):
                 raise child.failure(f"printed a line longer than {MAX_LINE_BYTES >> 20} MiB")
             continue
-        joined_bytes = b"".join(held)
-        cut = joined_bytes.rfind(b"\n") + 1
-        yield joined_bytes[:cut]
-        held = [joined_bytes[cut:]] if cut < len(joined_bytes) else []
-        num_held = len(joined_bytes) - cut
+        cut = data.rfind(b"\n") + 1
+        held[-1] = memoryview(data)[:cut]
+        yield b"".join(held)
+        held = [data[cut:]] if cut < len(data) else []
+        num_held = len(data) - cut
     if num_held:
         yield b"".join(held)

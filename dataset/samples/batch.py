@@ -56,6 +56,11 @@ class Ragged:
         return cls(values_N, offset_B1, np.concatenate(weights) if weights else None)
 
 
+def _have_the_same_offsets(column: Ragged, before: Ragged) -> bool:
+    """Whether two columns share one array of offsets, and have no weights: what is made of it is made once."""
+    return column.offset_B1 is before.offset_B1 and column.weights_N is None
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Samples of one segment, in pipe order. The mappings are in the order of the schema."""
@@ -92,8 +97,17 @@ class Samples:
 
     def slice(self, begin: int, end: int) -> "Samples":
         """Samples `begin` to `end` (exclusive), without copying values."""
+        sparse: dict[str, Ragged] = {}
+        before = part = Ragged(np.empty(0, np.uint64), np.zeros(1, np.int64))
+        for name, column in self.sparse.items():
+            if _have_the_same_offsets(column, before):
+                first, last = int(column.offset_B1[begin]), int(column.offset_B1[end])
+                part = Ragged(column.values_N[first:last], part.offset_B1)
+            else:
+                part = column.slice(begin, end)
+            sparse[name], before = part, column
         return Samples(
-            {name: column.slice(begin, end) for name, column in self.sparse.items()},
+            sparse,
             {name: column[begin:end] for name, column in self.dense.items()},
             {name: column[begin:end] for name, column in self.meta.items()},
             self.event_B[begin:end],
@@ -116,8 +130,18 @@ class Samples:
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
+        sparse: dict[str, Ragged] = {}
+        before: Sequence[Ragged] = ()
+        offset_B1: I64 | None = None
+        for name in first.sparse:
+            columns = [part.sparse[name] for part in parts]
+            if offset_B1 is not None and all(map(_have_the_same_offsets, columns, before)):
+                sparse[name] = Ragged(np.concatenate([column.values_N for column in columns]), offset_B1)
+            else:
+                sparse[name] = Ragged.concat(columns)
+            before, offset_B1 = columns, sparse[name].offset_B1
         return cls(
-            {name: Ragged.concat([p.sparse[name] for p in parts]) for name in first.sparse},
+            sparse,
             {name: np.concatenate([p.dense[name] for p in parts]) for name in first.dense},
             {name: np.concatenate([p.meta[name] for p in parts]) for name in first.meta},
             np.concatenate([p.event_B for p in parts]),

@@ -78,6 +78,30 @@ def test_a_batch_ends_at_the_first_event_that_fills_it_wherever_blocks_are_cut(b
     assert all(batch.sparse["s"].offset_B1.tolist() == list(range(len(batch) + 1)) for batch in batches)
 
 
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=4), st.data())
+def test_columns_that_share_their_offsets_are_cut_and_joined_as_others_are(blocks, data):
+    weighted = data.draw(st.sampled_from([None, "a", "b", "c"]))
+    shared, apart = [], []
+    for lengths in blocks:
+        offset_B1 = np.concatenate([[0], np.cumsum(lengths)])
+        signs_N = np.arange(offset_B1[-1], dtype=np.uint64)
+        weights_N = np.arange(offset_B1[-1], dtype=np.float32)
+        for found, each in ((shared, lambda offset_B1: offset_B1), (apart, np.copy)):
+            columns = {
+                name: Ragged(signs_N + np.uint64(n), each(offset_B1), weights_N if name == weighted else None)
+                for n, name in enumerate("abc")
+            }
+            found.append(Samples(columns, {}, {}, np.arange(len(lengths)), np.zeros(len(lengths))))
+    ours, theirs = Samples.concat(shared), Samples.concat(apart)
+    begin = data.draw(st.integers(0, len(ours)))
+    end = data.draw(st.integers(begin, len(ours)))
+    for one, other in ((ours, theirs), (ours.slice(begin, end), theirs.slice(begin, end))):
+        for name, column in other.sparse.items():
+            assert one.sparse[name].values_N.tolist() == column.values_N.tolist()
+            assert one.sparse[name].offset_B1.tolist() == column.offset_B1.tolist()
+            assert (one.sparse[name].weights_N is None) == (column.weights_N is None) == (name != weighted)
+
+
 @pytest.fixture
 def load():
     """Makes loaders, and ends them."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.dataset.formats.multislot_parser import REASONS, MultiSlotParser, parse_line_reference
+from headrace.dataset.formats.multislot_parser import REASONS, SKIPPED_CHUNKS, MultiSlotParser, parse_line_reference
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
@@ -195,6 +195,49 @@ def test_lines_of_numbers_alone_are_read_as_the_twin_reads_them(signs, floats, d
     words = [len(signs), *signs, 0, 2, *(f"{value:.{digits}f}" for value in floats), 1, 0]
     line = " ".join(map(str, words)).encode() + b"\n"
     assert_equal_to_twin(line * 3, PLAIN_SCHEMA, PLAIN_PARSER, {})
+
+
+DECIMALS = r"[0-9]{0,9}\.?[0-9]{0,9}"
+SINGLE = b"1 7 1 123456789012 2 0.1234 -12.5 1 1"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 36), st.integers(0, 2), st.sampled_from(list("0 9-.e\t\rx\n")) | st.just("")),
+        max_size=3,
+    )
+)
+@example([])
+@example([(18, 0, "34567890")])
+@example([(18, 0, "94567890")])
+def test_damaged_lines_of_one_sign_a_slot_are_judged_as_the_twin_judges_them(damages):
+    line = bytearray(SINGLE)
+    for at, num, put in damages:
+        line[at : at + num] = put.encode()
+    text = bytes(line) + b"\n" + SINGLE + b"\n"
+    assert_equal_to_twin(text, PLAIN_SCHEMA, MultiSlotParser(PLAIN_SCHEMA), {})
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, (1 << 64) - 1), st.sampled_from(["", "-"]), st.from_regex(DECIMALS, fullmatch=True)),
+        min_size=1,
+        max_size=5,
+    )
+)
+@example([(0, "", "1234567.1234567")])
+@example([(0, "-", "0.12345"), (1, "", "0.123456"), (2, "", "123456."), (3, "", ".1234567")])
+def test_lines_of_one_sign_a_slot_are_read_as_the_twin_reads_them(values):
+    text = "".join(f"1 {sign} 1 {sign // 3} 2 {minus}{number} 1 1 0\n" for sign, minus, number in values).encode()
+    assert_equal_to_twin(text, PLAIN_SCHEMA, MultiSlotParser(PLAIN_SCHEMA), {})
+
+
+def test_lines_after_others_are_read_the_quick_way_again():
+    parser = MultiSlotParser(PLAIN_SCHEMA)
+    for text in (PLAIN, *[SINGLE] * (SKIPPED_CHUNKS + 1)):
+        samples, bad_lines = parser.parse(text + b"\n", num_before=7)
+        assert (len(samples), samples.event_B.tolist(), bad_lines) == (1, [7], [])
+    assert samples.sparse["C1"].offset_B1 is samples.sparse["C2"].offset_B1
 
 
 TOKENS = st.one_of(

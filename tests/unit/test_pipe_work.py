@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.dataset.pipe import multislot_runner
 from headrace.dataset.pipe.answer_samples import rebatch
-from headrace.dataset.pipe.multislot_runner import lines_of
+from headrace.dataset.pipe.multislot_runner import lines_of, whole_lines
 from headrace.dataset.pipe.segment_work import BYTES_OF_EVENT, SkippedValues, cut_events, reject_early
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.sources.files import FilesSource
@@ -18,6 +19,25 @@ from headrace.dataset.stream.source import Events, Segment
 
 VALUES = st.lists(st.binary(max_size=8), min_size=1, max_size=6)
 SEGMENT = Segment("topic/1", 1, 10, 99)
+
+
+class Child:
+    """A child that prints these pieces."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = [*pieces, b""]
+
+    def read(self) -> bytes:
+        return self._pieces.pop(0)
+
+
+@given(st.lists(st.text("ab\n", min_size=1, max_size=6).map(str.encode), max_size=8), st.integers(1, 9))
+def test_output_is_cut_at_line_ends_however_it_comes(pieces, num_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multislot_runner, "PARSE_BYTES", num_bytes)
+        found = list(whole_lines(Child(pieces)))
+    assert b"".join(found) == b"".join(pieces)
+    assert all(chunk.endswith(b"\n") and len(chunk) for chunk in found[:-1])
 
 
 def block(values: list[bytes | None], first: int = 10) -> Events:
