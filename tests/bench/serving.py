@@ -100,8 +100,8 @@ class Recorded:
         self._closed = threading.Event()
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        self._closed.wait(min(deadline.left_s(), self._next.left_s()))
         path = self._folder / f"{self._version + 1}.npz"
+        self._closed.wait(min(deadline.left_s(), self._next.left_s()) if path.exists() else deadline.left_s())
         if not self._next.passed() or not path.exists():
             return None
         self._version, self._next = self._version + 1, Deadline.after(EVERY_S)
