@@ -41,6 +41,7 @@ from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 from headrace.trainer.guard_config import GatesSection, GuardsSection, RollbackSection
 from headrace.trainer.loss_scale import LossScaleSection
+from headrace.trainer.retrieval_config import RetrievalSection
 from headrace.trainer.tuning_config import TuningSection
 from headrace.trainer.value_types import Dtype
 
@@ -457,7 +458,7 @@ class ExportSection(Section):
 class TrainerJob(GrownSection):
     """The sections of the job spec that a trainer reads."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"tuning"})
+    later: ClassVar[frozenset[str]] = frozenset({"retrieval", "tuning"})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "name": TextKind.NAME,
     }
@@ -502,6 +503,8 @@ class TrainerJob(GrownSection):
     """Export streams by name."""
     guards: GuardsSection | None = None
     """Guards of the slots (docs/guards.md). Unset: nothing is compared."""
+    retrieval: RetrievalSection | None = None
+    """Retrieval of items by replicas, for model two_tower (docs/retrieval.md). Unset: replicas predict only."""
     tuning: TuningSection = TuningSection()
     """The tuning of a new job, with train.tune = "auto"."""
 

@@ -23,6 +23,14 @@ FeedToken = Annotated[
         metavar="FILE", help="File with the token for the service in --feed, or with the join token for --join."
     ),
 ]
+Items = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILES", help="Catalogue of items to retrieve, if not where the job file says; repeatable."),
+]
+Join = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Follow the live feed of the job whose launcher listens there."),
+]
 GrpcListen = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address for gRPC, with the same token and certificate. Default: none."),
@@ -39,10 +47,7 @@ def replica(
         Path | None,
         typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store on this machine."),
     ] = None,
-    join: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Follow the live feed of the job whose launcher listens there."),
-    ] = None,
+    join: Join = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
     grpc_listen: GrpcListen = None,
     health: Health = None,
@@ -61,6 +66,7 @@ def replica(
     address_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
     ] = None,
+    items: Items = None,
     keep: Annotated[int, typer.Option(min=0, metavar="N", help="Most older versions to keep for a rollback.")] = 100,
     keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory for them.")] = "1GiB",
     max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Most samples of one request.")] = 4096,
@@ -92,6 +98,7 @@ def replica(
         "anyone": anyone,
         "feed_token_file": feed_token_file,
         "address_file": address_file,
+        "items": tuple(items or ()),
         "keep_versions": keep,
         "keep_memory": keep_memory,
         "max_batch": max_batch,

@@ -1,7 +1,8 @@
-"""`Replica`: predictions of a replica over HTTP, by KServe's Open Inference Protocol v2 with raw tensors."""
+"""`Replica`: predictions and items of a replica over HTTP, by KServe's Open Inference Protocol v2 with raw tensors."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,6 +19,18 @@ from headrace.trainer.replica.inference_messages import DTYPES
 CALL_S = 30.0
 """Longest time for one answer."""
 HEAD_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedItems:
+    """The items of users, by one version."""
+
+    items: pa.Table
+    """Columns user (the number in the request), item, score; each user's best item first."""
+    version: str
+    """The version that answered."""
+    cursor: tuple[str | None, ...]
+    """By user, for the next page; None after the last one."""
 
 
 class Replica:
@@ -93,6 +106,35 @@ class Replica:
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # ValueError: also pyarrow's
             raise Refused(f"{self._http.base_url} answered no predictions of the protocol: {error!r:.200}") from None
 
+    def retrieve(
+        self,
+        users: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        events: Sequence[Event] | None = None,
+        event_time: Sequence[float] | None = None,
+        k: int = 10,
+        allowed: Sequence[str | int] | None = None,
+        excluded: Sequence[str | int] = (),
+        equal: Mapping[str, Any] | None = None,
+        range: Mapping[str, Mapping[str, Any]] | None = None,
+        cursor: Sequence[str | None] | None = None,
+    ) -> RetrievedItems:
+        """The best items for users, of a job with `[retrieval]`.
+
+        `users`: each user's slots, a value or a list of them; or raw `events`, as in `predict`. `allowed`, `excluded`:
+        ids of items. `equal`: by field of the catalogue, a value or several; `range`: {"min": .., "max": ..} by field.
+        `cursor`: that of the page before, by user. Raises SpecError, Refused, Unavailable.
+        """
+        given = {"users": users, "events": events, "event_time": event_time, "cursor": cursor}
+        conditions = {"allowed": allowed, "excluded": excluded or None, "equal": equal, "range": range}
+        request: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        request |= {"k": k, "filter": {name: value for name, value in conditions.items() if value is not None}}
+        answer = self._value("POST", f"/v2/models/{quoted(self.name)}/retrieve", json=request)
+        try:
+            return _retrieved(answer)
+        except (KeyError, TypeError, ValueError) as error:  # ValueError: also pyarrow's
+            raise Refused(f"{self._http.base_url} answered no items: {error!r:.200}") from None
+
     def _value(self, method: str, path: str, **more: Any) -> Any:
         return documents.parse(self._asked(method, path, **more).content, f"the answer of {path}")
 
@@ -110,6 +152,19 @@ class Replica:
         if answer.status_code in (400, 422):
             raise SpecError(why)
         raise (Unavailable if answer.status_code in (429, 502, 503) else Refused)(f"{self._http.base_url}: {why}")
+
+
+def _retrieved(answer: Any) -> RetrievedItems:
+    found = answer["results"]
+    users = [number for number, each in enumerate(found) for _ in each["items"]]
+    ids = [item for each in found for item in each["items"]]
+    is_text = bool(ids) and isinstance(ids[0], str)
+    columns = {
+        "user": pa.array(users, pa.int64()),
+        "item": pa.array(ids, pa.string() if is_text else pa.uint64()),
+        "score": pa.array([score for each in found for score in each["scores"]], pa.float32()),
+    }
+    return RetrievedItems(pa.table(columns), str(answer["model_version"]), tuple(each["cursor"] for each in found))
 
 
 def _predictions(answer: httpx.Response) -> pa.Table:

@@ -18,6 +18,7 @@ from headrace.trainer.exports.destination import ExportLocation, address_of, des
 from headrace.trainer.guard_config import RollbackSection
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import check_section
+from headrace.trainer.retrieval_config import check_retrieval
 from headrace.trainer.spec.class_rules import check_class_rules
 from headrace.trainer.spec.dense_rules import check_dense_rules
 from headrace.trainer.spec.history_tables import check_histories
@@ -52,6 +53,7 @@ def check_references(job: TrainerJob) -> None:
     _check_mode(job)
     check_section(job.model, Shape.of(schema, job.tables, [task.name for task in job.tasks]))
     check_class_rules(job)
+    check_retrieval(job.retrieval, job.model.name, job.model.settings)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
 

@@ -75,9 +75,11 @@ def describe(
     section: ExportSection,
     default_rows: Mapping[str, Sequence[float]] | None = None,
     features: Mapping[str, Any] | None = None,
+    retrieval: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document. `default_rows`: the default row of each table that learns one; `features`: how slots come from
-    events, where the job file says so (dataset.features.served_events)."""
+    events, where the job file says so (dataset.features.served_events); `retrieval`: how items are retrieved
+    (trainer.retrieval_config)."""
     used = [name for name in tables if any(slot.sparse.table == name for slot in schema.sparse)]
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -119,7 +121,8 @@ def describe(
         }
         | {name: rule for kind in KINDS for name, rule in kind.rules(schema).items()},
     }
-    return document if features is None else document | {"features": dict(features)}
+    parts = {"features": features, "retrieval": retrieval}
+    return document | {name: dict(part) for name, part in parts.items() if part is not None}
 
 
 def _rows(dtype: Dtype) -> str:

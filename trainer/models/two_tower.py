@@ -98,7 +98,7 @@ class TwoTower(nn.Module):
     """The product of a user's and an item's vector."""
 
     parameters_in_calls = True
-    for_losses = ("user_vector", "item_vector")
+    for_losses = served = ("user_vector", "item_vector")
 
     def __init__(self, shape: Shape, settings: TwoTowerSettings) -> None:
         super().__init__()

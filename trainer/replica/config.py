@@ -40,6 +40,8 @@ class ReplicaConfig(Section):
     """Whether to listen on other addresses than loopback without a token."""
     address_file: Path | None = None
     """File that receives host:port once requests are answered."""
+    items: tuple[str, ...] = ()
+    """Files of the catalogue of items, or globs; unset: those of the job file's [retrieval]."""
     keep_versions: Count = 100
     """Most versions that are kept for a rollback, beside the newest."""
     keep_memory: Size = 1 << 30

@@ -38,6 +38,7 @@ from headrace.trainer.replica.model_documents import (
 from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, ErrorAnswer, body_of, described, document, errors
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import KeptVersion, ReplicaState
+from headrace.trainer.replica.retrieval import Retrieval, RetrievalAnswer, RetrievalRequest
 from headrace.trainer.replica.update_loop import UpdateLoop
 
 LOADING = "this replica serves one model and takes its versions from a job; see rollback and follow"
@@ -141,6 +142,7 @@ def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answer
     _add_models(api, state, keeper, answering)
     _add_repository(api, state)
     _add_rollbacks(api, state)
+    _add_retrieval(api, Retrieval(state), figures)
 
     @api.get("/metrics", response_class=Response, responses=errors())
     def metrics(request: Request) -> Response:
@@ -262,6 +264,16 @@ def _add_rollbacks(api: FastAPI, state: ReplicaState) -> None:
         return _told(newest, state)
 
 
+def _add_retrieval(api: FastAPI, retrieval: Retrieval, figures: ReplicaMetrics) -> None:
+    described_body = body_of(RetrievalRequest)
+
+    @api.post("/v2/models/{name}/retrieve", openapi_extra=described_body, responses=OF_MODEL | errors(*OF_BODY))
+    def retrieve(name: str, asked: Annotated[RetrievalRequest, Depends(_body_as(RetrievalRequest))]) -> RetrievalAnswer:
+        """The best items for users, by the served version. Their job file has a section `[retrieval]`."""
+        with figures.retrieve_seconds.time():
+            return retrieval.answer(name, asked)
+
+
 def _told(kept: KeptVersion, state: ReplicaState) -> VersionInForce:
     return VersionInForce(
         name=kept.version.job,
@@ -281,8 +293,10 @@ def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
             "event_time": served.event_time_s,
             "served_at": served.served_at_s,
             "rows": state.num_rows(),
+            "items": 0 if (index := state.index) is None else index.num_items,
             "refused": keeper.refused,
             "trouble": keeper.trouble,
+            "items_trouble": state.index_trouble,
         },
     }
 

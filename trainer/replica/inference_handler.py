@@ -298,7 +298,8 @@ def status_of(error: Exception) -> HTTPStatus:
     """Status of the answer to a request with this error."""
     if isinstance(error, BodyRefused):
         return error.status
-    return STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+    known = (STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return next(known, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def refusal_of(error: Exception) -> tuple[HTTPStatus, str]:

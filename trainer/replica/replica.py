@@ -22,6 +22,7 @@ from headrace.trainer.replica.feed_updates import FeedUpdates, FeedWithExports
 from headrace.trainer.replica.grpc_api import serving as grpc_serving
 from headrace.trainer.replica.http_api import gated, lacks, serving
 from headrace.trainer.replica.inference_handler import InferenceHandler
+from headrace.trainer.replica.item_index import ItemIndexer
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState, ServedVersion
 from headrace.trainer.replica.update_loop import ReplicaSource, UpdateLoop
@@ -62,7 +63,8 @@ def run(config: ReplicaConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     pa.set_cpu_count(1)
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    state = ReplicaState(config.keep_versions, config.keep_memory)
+    indexer = ItemIndexer(config.items)
+    state = ReplicaState(config.keep_versions, config.keep_memory, indexer)
     figures = ReplicaMetrics(state)
     with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="headrace-replica-") as scratch:
         source = source_of(config, Path(scratch) / "fetched")
@@ -71,7 +73,9 @@ def run(config: ReplicaConfig) -> None:
         api, tls = gated(state, keeper, figures, config, answering), config.tls()
         listener = listen(*config.address, "--listen")
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
-        thread.start()
+        catalogue = threading.Thread(target=indexer.follow, args=(state, stopping), name="catalogue", daemon=True)
+        for each in (thread, catalogue):
+            each.start()
         gc.collect()
         gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
         health = health_served(config.health, lambda: lacks(state, keeper))

@@ -37,6 +37,7 @@ class ReplicaMetrics:
         self.dropped = self._counter("dropped", "Times the live feed disconnected the replica: it was too slow")
         self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
         self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
+        self.retrieve_seconds = self._histogram("retrieve_seconds", "From users to their best items", LATENCY_S)
         self._freshness = DelayHistogram()
         self.registry.register(_FreshnessCollector(self._freshness))
         self.following = Gauge(f"{PREFIX}following", "1 while updates come, or could", registry=self.registry)
@@ -109,6 +110,11 @@ class _StateCollector(Collector):
         held = GaugeMetricFamily("headrace_replica_held_back", "1 while a version is served that somebody chose")
         kept = GaugeMetricFamily("headrace_replica_kept_versions", "Versions there to go back to, and the newest")
         num_bytes = GaugeMetricFamily("headrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
+        items = GaugeMetricFamily("headrace_replica_items", "Items that can be retrieved")
+        index_s = GaugeMetricFamily("headrace_replica_index_seconds", "Time that the vectors of the served items took")
+        if (index := self._state.index) is not None:
+            items.add_metric([], index.num_items)
+            index_s.add_metric([], index.build_s)
         if served is not None:
             version.add_metric([served.version.job, served.version.timeline], served.version.number)
             age.add_metric([], now_s - served.served_at_s)
@@ -119,7 +125,7 @@ class _StateCollector(Collector):
         held.add_metric([], float(self._state.is_held_back))
         kept.add_metric([], len(self._state.versions()))
         num_bytes.add_metric([], self._state.kept_bytes())
-        yield from (version, age, event_age, rows, held, kept, num_bytes)
+        yield from (version, age, event_age, rows, held, kept, num_bytes, items, index_s)
 
 
 # -- counts and durations of inference requests, as clients of the statistics extension read them

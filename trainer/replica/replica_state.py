@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
 from headrace.trainer.exports.golden import TOLERANCE
+from headrace.trainer.replica.item_index import ItemIndex, ItemIndexer
 from headrace.trainer.replica.replica_table import ReplicaTable, TableStep, TableView
 from headrace.trainer.replica.serving_model import (
     BoundModel,
@@ -168,6 +169,8 @@ class VersionView:
     kept: KeptVersion
     tables: Mapping[str, TableView]
     side: int
+    index: ItemIndex | None = None
+    """The vectors of items, if it can retrieve them."""
     readers: int = 0
     """Requests that read its rows now."""
     idle: dict[int, list[BoundModel]] = field(default_factory=dict)
@@ -192,8 +195,9 @@ class VersionView:
 class ReplicaState:
     """Rows, weights and models of the kept versions. One thread at a time may change it; any may read."""
 
-    def __init__(self, max_versions: int, max_bytes: int) -> None:
+    def __init__(self, max_versions: int, max_bytes: int, indexer: ItemIndexer | None = None) -> None:
         self._history = VersionHistory(max_versions, max_bytes)
+        self._indexer = indexer or ItemIndexer()
         self._view: VersionView | None = None
         self._timeline = ""
         self._is_held_back = False
@@ -238,6 +242,46 @@ class ReplicaState:
         view.release(bound)
         return kept, found
 
+    @property
+    def index(self) -> ItemIndex | None:
+        """The vectors of items by the served version; None where it has none."""
+        view = self._view
+        return None if view is None else view.index
+
+    def users(self, model: ServingModel, inputs: InferenceInputs) -> tuple[KeptVersion, ItemIndex | None, F32] | None:
+        """The version that is served, its items, and the vectors of users by it; None as in `predict`.
+
+        Raises NoVersionLoaded, BadInput.
+        """
+        with self._reading() as view:
+            kept, index = view.kept, view.index
+            if kept.model is not model:
+                return None
+            if index is None:
+                return kept, None, np.zeros((inputs.num_samples, 0), np.float32)
+            feeds = model.feeds(view.tables, filled(model, view.tables, inputs, kept.memories))
+        feeds.update(kept.weights)
+        return kept, index, index.user_tower.run(feeds)[index.user_output]
+
+    @property
+    def served_model(self) -> ServingModel | None:
+        served = self.served
+        return None if served is None else served.model
+
+    @property
+    def index_trouble(self) -> str:
+        """Why there is no index, or an older catalogue; empty if neither."""
+        return self._indexer.trouble
+
+    def reindex(self) -> None:
+        """Compute the items of the served version anew, since the catalogue has changed. Raises BadInput."""
+        with self._changing:
+            if (view := self._view) is not None:
+                view.index = self._indexed(view.kept, view.tables)
+
+    def _indexed(self, kept: KeptVersion, tables: Mapping[str, TableView]) -> ItemIndex | None:
+        return self._indexer.index(kept.model, tables, kept.weights)
+
     @contextmanager
     def _reading(self) -> Iterator[VersionView]:
         with self._left:
@@ -274,7 +318,8 @@ class ReplicaState:
     def apply(self, update: ReplicaUpdate) -> KeptVersion:
         """Serve another version. Raises UpdateRefused, RollbackInForce; then nothing has changed.
 
-        1. Write new rows to unused memory. 2. Apply the step to the idle side. 3. Check its predictions. 4. Publish the
+        1. Write new rows to unused memory. 2. Apply the step to the idle side. 3. Check its predictions, and compute
+        the vectors of items. 4. Publish the
         idle side: the version is served. 5. When the last reader has left the other side, apply the step to it, too.
         6. Drop old versions.
         """
@@ -305,6 +350,7 @@ class ReplicaState:
             kept = KeptVersion(version, epoch, 0, {}, model, weights, *facts)
             view = VersionView(kept, _views(epoch, 0), 0)
             _try(view, update)  # 3
+            view.index = self._indexed(kept, view.tables)
             self._timeline = update.timeline
             self._publish(view)  # 4, 5
             return kept
@@ -331,6 +377,7 @@ class ReplicaState:
         view = VersionView(kept, _views(kept.epoch, idle), idle)
         try:
             _try(view, update)
+            view.index = self._indexed(kept, view.tables)
         except BaseException:
             _turn(kept.epoch, kept.steps, idle, back=True)
             raise
@@ -369,7 +416,8 @@ class ReplicaState:
         idle = self._idle(epoch)
         for steps in path:
             _turn(epoch, steps, idle, back=back)
-        self._publish(VersionView(kept, _views(epoch, idle), idle))
+        tables = _views(epoch, idle)
+        self._publish(VersionView(kept, tables, idle, self._indexed(kept, tables)))
         for steps in path:
             _turn(epoch, steps, 1 - idle, back=back)
             _count_rows(epoch, steps, back=back)

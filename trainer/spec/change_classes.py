@@ -63,6 +63,7 @@ AT_ONCE = (
     "guards",
     "predict",
     "evaluator",
+    "retrieval",
 )
 """Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""
 WIRE = "cluster.wire"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.retrieval_config import describe_retrieval
 from headrace.trainer.spec.changes import schema_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import FrozenModel, TraceFailed, trace
@@ -67,12 +69,14 @@ class ExportStager:
         scratch: Path,
         tensors: Callable[[], Mapping[str, Tensor]],
         look: Look,
+        retrieval: Mapping[str, Any] | None = None,
     ) -> None:
         """`tensors` returns the model's state like trainer.dense.all_reduce.AllReduceDense.tensors; `scratch` takes the
-        template."""
+        template; `retrieval` is as in `describe`."""
         tables, tasks = job.tables, job.tasks
         self._schema, self._tables, self._tasks = schema, tables, tasks
         self._tensors, self._look, self._features = tensors, look, describe_features(job.pipe, schema)
+        self._retrieval = retrieval
         self._most = max((section.golden for section in job.exports.values()), default=0)
         self._kept: deque[Samples] = deque()
         self._num_kept = 0
@@ -101,7 +105,7 @@ class ExportStager:
         """Write all that is available into `folder`, for a version whose pass is closed. Raises Unwritable."""
         section = request.section
         learnt = {name: row.tolist() for name, row in self._default_rows().items()}
-        described = describe(self._schema, self._tables, self._tasks, section, learnt, self._features)
+        described = describe(self._schema, self._tables, self._tasks, section, learnt, self._features, self._retrieval)
         _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
         why = {"onnx": self._why, "golden": ""}
         if not self._why:
@@ -187,7 +191,8 @@ def open_exporting(
     stager = None
     if job.exports:
         scratch = config.store / STAGES / "template"
-        stager = ExportStager(model, schema, job, scratch, holders.dense.tensors, look)
+        retrieval = describe_retrieval(job.retrieval, job.model.settings, config.folder)
+        stager = ExportStager(model, schema, job, scratch, holders.dense.tensors, look, retrieval)
         holders.observer.watch(stager.saw)
     guards = rank0.guards
     setting = ExportSettings(

@@ -33,6 +33,7 @@ from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.default_rows import default_rows_of, widths_of
 from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.retrieval_config import describe_retrieval
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import TraceFailed, trace
@@ -88,10 +89,11 @@ class FeedContent:
 
         def described() -> Mapping[str, Any]:
             learnt = {name: row.tolist() for name, row in default_rows_of(holders.dense.tensors(), widths).items()}
-            return describe(schema, rank0.operator.job.tables, job.tasks, ExportSection(), learnt, features)
+            return describe(schema, rank0.operator.job.tables, job.tasks, ExportSection(), learnt, features, retrieval)
 
         widths = widths_of(schema, job.tables)
         features = describe_features(job.pipe, schema)
+        retrieval = describe_retrieval(job.retrieval, job.model.settings, config.folder)
         facts = job.name, rank0.beginning.timeline, config.generation
         closes = holders.closes
         latest_s = lambda: closes.latest_event_s  # noqa: E731

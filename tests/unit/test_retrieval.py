@@ -1,0 +1,316 @@
+"""A replica retrieves items: the best ones by one version, those of filters, page by page; it refuses with a reason."""
+
+import json
+import math
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import SpecError
+from headrace.service.python.replica_client import Replica
+from headrace.trainer.replica import item_catalogue
+from headrace.trainer.replica.http_api import gated
+from headrace.trainer.replica.inference_handler import InferenceHandler
+from headrace.trainer.replica.item_index import ItemIndexer
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState, UpdateRefused
+from headrace.trainer.retrieval_config import RetrievalSection, check_retrieval
+from tests.fakes.served_towers import TowersJob
+from tests.unit.test_replica_server import QUIET, Served
+
+RETRIEVE = "/v2/models/small/retrieve"
+
+
+class ServedTowers(Served):
+    """A replica of a job with two towers, without a process."""
+
+    def __init__(self, folder, num_items=40, **more):
+        super().__init__(folder)
+        self.job, self.indexer = TowersJob(folder, num_items, **more), ItemIndexer()
+        self.state = ReplicaState(5, 1 << 30, self.indexer)
+        self.figures = ReplicaMetrics(self.state)
+        self.answering = InferenceHandler(self.state, self.figures, self.config.max_batch, self.config.max_body)
+        self.app = gated(self.state, QUIET, self.figures, self.config, self.answering)
+
+    def learn(self, version, **more):
+        self.state.apply(self.job.update(version, whole=self.state.served is None, **more))
+        return self
+
+    def look(self):
+        """The thread of the catalogue, once."""
+        if self.indexer.look(self.state.served_model):
+            self.state.reindex()
+
+    def retrieve(self, **asked):
+        answer = self.ask("POST", RETRIEVE, asked)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def refused(self, status=400, **asked):
+        answer = self.ask("POST", RETRIEVE, asked)
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]
+
+
+@pytest.fixture
+def served(tmp_path):
+    return ServedTowers(tmp_path).learn(1)
+
+
+def ids(answer, user=0):
+    return answer["results"][user]["items"]
+
+
+def test_the_best_items_of_each_user_come_with_their_scores_and_the_version(served):
+    for version in (2, 3):
+        served.learn(version)
+        answer = served.retrieve(users=[{"user": 3}, {"user": [1]}, {"user": []}], k=7)
+        assert answer["model_name"] == "small" and answer["model_version"] == str(version)
+        for at, user in enumerate((3, 1)):
+            best, found = served.job.best(user)[:7], answer["results"][at]
+            assert found["items"] == [name for name, _ in best]
+            assert np.allclose(found["scores"], [score for _, score in best], atol=1e-5)
+        assert answer["results"][2]["scores"] == [0.0] * 7, "nobody knows this user"
+
+
+def test_pages_by_cursor_give_every_item_once(served):
+    seen, cursor = [], None
+    while True:
+        answer = served.retrieve(users=[{"user": 3}], k=9, cursor=[cursor])
+        seen += ids(answer)
+        if (cursor := answer["results"][0]["cursor"]) is None:
+            break
+    assert seen == [name for name, _ in served.job.best(3)]
+
+
+FILTERS = {
+    "allowed ids": ({"allowed": ["i3", "i8", "nothing"]}, lambda each: each["item"] in ("i3", "i8")),
+    "none": ({"allowed": []}, lambda each: False),
+    "excluded ids": ({"excluded": ["i3", "i8", "nothing"]}, lambda each: each["item"] not in ("i3", "i8")),
+    "a list's value": ({"equal": {"kind": "news"}}, lambda each: "news" in each["kind"]),
+    "one of several": ({"equal": {"kind": ["news", "music"]}}, lambda each: each["kind"][0] != "sports"),
+    "a field that is no slot": ({"equal": {"year": 2007}}, lambda each: each["year"] == 2007),
+    "a range": ({"range": {"price": {"min": 1, "max": 2.5}}}, lambda each: 1 <= each["price"] <= 2.5),
+    "an open range": ({"range": {"year": {"min": 2020.5}}}, lambda each: each["year"] > 2020),
+    "texts in a range": ({"range": {"item": {"max": "i2"}}}, lambda each: each["item"] <= "i2"),
+    "all of it": (
+        {"equal": {"kind": "news"}, "range": {"price": {"max": 3}}, "excluded": ["i0"]},
+        lambda each: each["kind"] == ["news"] and each["price"] <= 3 and each["item"] != "i0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FILTERS)
+def test_filters_let_through_what_fulfils_them(served, what):
+    asked, open_of = FILTERS[what]
+    answer = served.retrieve(users=[{"user": 3}], k=100, filter=asked)
+    assert ids(answer) == [name for name, _ in served.job.best(3, open_of)]
+    assert answer["results"][0]["cursor"] is None
+
+
+def test_the_index_of_a_followed_version_equals_one_from_scratch(tmp_path):
+    served = ServedTowers(tmp_path, 6000).learn(1)
+    for version in range(2, 6):
+        served.learn(version, gone=("i5",) if version == 4 else ())
+    scratch = ReplicaState(5, 1 << 30, ItemIndexer())
+    scratch.apply(served.job.whole(5))
+    assert served.state.index.vectors_GVL.tobytes() == scratch.index.vectors_GVL.tobytes()
+    assert served.state.index.there_I.tolist() == scratch.index.there_I.tolist()
+    assert served.state.index.num_items == 5999, "i5 is gone"
+
+
+def test_a_forgotten_item_is_gone_with_its_version_and_a_new_one_is_there(served):
+    assert "i7" in ids(served.retrieve(users=[{"user": 3}], k=100))
+    served.learn(2, gone=("i7",))
+    assert "i7" not in ids(served.retrieve(users=[{"user": 3}], k=100))
+    place = [each["item"] for each in served.job.items].index("i7")
+    assert not served.state.index.vectors_GVL[0, :, place].any(), "nor is its vector"
+    served.learn(3)  # somebody sees it again
+    served.state.apply(replace(served.job.whole(4), whole=True))
+    assert ids(served.retrieve(users=[{"user": 3}], k=100)) == [name for name, _ in served.job.best(3)]
+
+
+def test_unseen_items_are_found_if_the_job_says_so(tmp_path):
+    served = ServedTowers(tmp_path, unseen=True).learn(1)
+    served.learn(2, gone=("i7",))
+    assert len(ids(served.retrieve(users=[{"user": 3}], k=100))) == 40
+
+
+def test_a_rollback_answers_with_the_items_of_its_version(served):
+    before = served.retrieve(users=[{"user": 3}], k=40)
+    served.learn(2)
+    assert served.retrieve(users=[{"user": 3}], k=40)["results"] != before["results"]
+    assert served.ask("POST", "/v2/models/small/rollback", {"version": 1}).is_success
+    assert served.retrieve(users=[{"user": 3}], k=40) == before
+
+
+def test_a_changed_catalogue_is_searched_without_a_new_version(served):
+    served.look()
+    kept = served.state.index
+    served.look()
+    assert served.state.index is kept, "nothing changed"
+    del served.job.items[3:]
+    served.job.items[0]["year"] = 1999
+    served.job.write()
+    served.look()
+    assert sorted(ids(served.retrieve(users=[{"user": 3}]))) == ["i0", "i1", "i2"]
+    assert ids(served.retrieve(users=[{"user": 3}], filter={"equal": {"year": 1999}})) == ["i0"]
+
+
+LONG = "i" * 100
+CATALOGUES = {
+    "no slot": ([{"item": "a", "kind": ["x"]}], "line 1: the item has no 'price'"),
+    "a later one without": (
+        [{"item": "a", "kind": ["x"], "price": 1}, {"item": "b", "price": 1}],
+        "item 2: has no 'kind'",
+    ),
+    "twice": ([{"item": "a", "kind": [], "price": 1}] * 2, "items 1 and 2 have the same 'item', 'a'"),
+    "not a number": ([{"item": "a", "kind": [], "price": math.nan}], "'price' has a number that is not finite"),
+    "too large": ([{"item": "a", "kind": [], "price": 1e39}], "'price' has a number that is not finite"),
+    "another size": ([{"item": "a", "kind": [], "price": [1.0, 2.0]}], "item 1: 'price' has 2 numbers; the slot has 1"),
+    "another type": ([{"item": 5, "kind": [], "price": 1}], "cannot be read"),
+    "several ids": ([{"item": ["a", "b"], "kind": [], "price": 1}], "item 1: has 2 values of 'item'"),
+    "no item": ([], "have no item"),
+}
+
+
+@pytest.mark.parametrize("what", CATALOGUES)
+def test_a_bad_catalogue_is_refused_and_the_one_before_is_searched(served, what):
+    items, why = CATALOGUES[what]
+    before = served.retrieve(users=[{"user": 3}])
+    served.job.items = items
+    served.job.write()
+    served.look()
+    assert served.retrieve(users=[{"user": 3}]) == before
+    assert why in served.state.index_trouble
+    assert why in served.ask("GET", "/v2/models/small").json()["parameters"]["items_trouble"]
+    fresh = ReplicaState(5, 1 << 30, ItemIndexer())
+    fresh.apply(served.job.whole(1))
+    assert fresh.index is None and why in fresh.index_trouble, "it predicts, and retrieves nothing"
+
+
+def test_a_catalogue_that_is_repaired_is_searched(tmp_path):
+    served = ServedTowers(tmp_path)
+    served.job.catalogue.unlink()
+    served.learn(1)
+    assert "there is no file" in served.refused(503, users=[{"user": 3}])
+    served.job.write()
+    served.look()
+    assert len(ids(served.retrieve(users=[{"user": 3}], k=100))) == 40
+    assert served.state.index_trouble == ""
+
+
+def test_more_items_than_an_index_has_room_for_are_refused(served, monkeypatch):
+    monkeypatch.setattr(item_catalogue, "MAX_ITEMS", 40)
+    served.job.items += [{**served.job.items[0], "item": "one more"}]
+    served.job.write()
+    served.look()
+    assert "more than 40 items" in served.state.index_trouble
+    assert len(ids(served.retrieve(users=[{"user": 3}], k=100))) == 40
+
+
+def test_a_catalogue_may_be_parquet(served, tmp_path):
+    table = pa.table({name: [each[name] for each in served.job.items] for name in ("item", "kind", "price")})
+    pq.write_table(table, tmp_path / "items.parquet")
+    other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
+    other.apply(served.job.whole(1))
+    assert other.index.vectors_GVL.tobytes() == served.state.index.vectors_GVL.tobytes()
+
+
+def test_vectors_that_are_not_finite_refuse_the_version(served):
+    update = served.job.update(2)
+    large = {**update.dense, "p": np.full_like(update.dense["p"], 3e38), "i": np.full_like(update.dense["i"], 3e38)}
+    with pytest.raises(UpdateRefused, match="item_vector"), np.errstate(over="ignore", invalid="ignore"):
+        served.state.apply(replace(update, dense=large))
+    assert served.retrieve(users=[{"user": 3}])["model_version"] == "1"
+    served.job.dense = {name: value for name, value in served.job.dense.items()}
+    served.learn(3)
+    assert served.retrieve(users=[{"user": 3}])["model_version"] == "3"
+
+
+REFUSED = {
+    "no users": ({}, 'either "users" or "events"'),
+    "none": ({"users": []}, '"users" is empty'),
+    "unknown slot": ({"users": [{"usr": 1}]}, "users[0]: 'usr' is no slot; did you mean 'user'"),
+    "a slot of the item": ({"users": [{"user": 1, "kind": "x"}]}, "users[0]: 'kind' is a slot of the item"),
+    "no slot": ({"users": [{"user": 1}, {}]}, "users[1]: has no 'user'"),
+    "a text for a number": ({"users": [{"user": "a"}]}, "user: data has values that are not UINT64"),
+    "negative": ({"users": [{"user": -1}]}, "a sign is not from 0"),
+    "k": ({"users": [{"user": 1}], "k": 0}, "k: Input should be greater than or equal to 1"),
+    "too many items": ({"users": [{"user": 1}] * 20, "k": 10_000}, "20 users with 10000 items each; at most 131,072"),
+    "too many users": ({"users": [{"user": 1}] * 1025}, "users: List should have at most 1024 items"),
+    "unknown key": ({"users": [{"user": 1}], "kk": 3}, "kk: Extra inputs are not permitted"),
+    "unknown field": ({"users": [{"user": 1}], "filter": {"equal": {"yeer": 1}}}, "items have no field 'yeer'"),
+    "text for a number": ({"users": [{"user": 1}], "filter": {"equal": {"year": "x"}}}, "'x' cannot be compared"),
+    "an id of another type": ({"users": [{"user": 1}], "filter": {"allowed": [5]}}, "filter.allowed: 5 is no id"),
+    "lists have no order": (
+        {"users": [{"user": 1}], "filter": {"range": {"kind": {"min": "a"}}}},
+        "cannot be compared",
+    ),
+    "cursors": ({"users": [{"user": 1}], "cursor": ["x", "y"]}, '"cursor" has 2 entries for 1 users'),
+    "cursor": ({"users": [{"user": 1}], "cursor": ["xyz="]}, "'xyz=' is no cursor"),
+    "events": ({"events": [{"user": 1}]}, "no features of raw events"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_request_that_cannot_be_answered_is_refused_with_the_reason(served, what):
+    asked, why = REFUSED[what]
+    assert why in served.refused(**asked)
+
+
+def test_a_model_without_items_says_so(tmp_path):
+    served = Served(tmp_path).serve(1)
+    answer = served.ask("POST", RETRIEVE, {"users": [{"a": 1}]})
+    assert answer.status_code == 400 and "[retrieval]" in answer.json()["error"]
+    assert Served(tmp_path / "other").ask("POST", RETRIEVE, {"users": [{}]}).status_code == 503
+
+
+def test_figures_tell_the_items_and_their_cost(served):
+    text = served.figures.exposition()[0].decode()
+    assert "headrace_replica_items 40.0" in text
+    assert "headrace_replica_index_seconds" in text
+    assert json.loads(served.ask("GET", "/openapi.json").content)["paths"][RETRIEVE.replace("small", "{name}")]
+
+
+def section(slot="item"):
+    return RetrievalSection.model_validate({"items": {"slot": slot, "files": ["items.jsonl"]}})
+
+
+def test_a_job_file_whose_model_has_no_such_items_is_refused():
+    check_retrieval(section(), "two_tower", {"item": "item"})
+    with pytest.raises(SpecError, match='model.name = "two_tower"'):
+        check_retrieval(section(), "deepfm", {})
+    with pytest.raises(SpecError, match="does not tell items apart") as refused:
+        check_retrieval(section("kind"), "two_tower", {"item": ["item", "kind"]})
+    assert refused.value.path == "retrieval.items.slot"
+
+
+def test_python_gets_the_items_as_a_table(served):
+    with Replica("http://127.0.0.1:8090", transport=Passed(served)) as replica:
+        first = replica.retrieve([{"user": 3}, {"user": 1}], k=3, equal={"kind": "news"}, excluded=["i0"])
+        wanted = served.job.best(3, lambda each: each["kind"] == ["news"] and each["item"] != "i0")
+        assert first.version == "1" and first.items["user"].to_pylist() == [0] * 3 + [1] * 3
+        assert first.items["item"].to_pylist()[:3] == [name for name, _ in wanted[:3]]
+        later = replica.retrieve(
+            [{"user": 3}, {"user": 1}], k=3, equal={"kind": "news"}, excluded=["i0"], cursor=first.cursor
+        )
+        assert later.items["item"].to_pylist()[:3] == [name for name, _ in wanted[3:6]]
+        with pytest.raises(SpecError, match="did you mean 'user'"):
+            replica.retrieve([{"usr": 3}])
+
+
+class Passed(httpx.BaseTransport):
+    """Requests to a replica without a process."""
+
+    def __init__(self, served):
+        self._served = served
+
+    def handle_request(self, request):
+        content = request.read()
+        answer = self._served.ask(request.method, request.url.path, content=content)
+        return httpx.Response(answer.status_code, content=answer.content)

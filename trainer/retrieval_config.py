@@ -1,0 +1,77 @@
+"""The section [retrieval] of a job file: the items of a two-tower model, and where their catalogue is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from headrace.config import Section
+from headrace.errors import SpecError
+from headrace.text_kinds import TextKind
+
+MODEL = "two_tower"
+"""The model that has vectors of users and of items."""
+
+
+class ItemsSection(Section):
+    """The items that can be retrieved."""
+
+    holds: ClassVar[Mapping[str, TextKind]] = {
+        "slot": TextKind.NAME,
+        "files": TextKind.PATTERNS,
+    }
+
+    slot: str
+    """The slot that tells items apart: the first one of `model.settings.item`."""
+    files: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...], Field(min_length=1, max_length=1000)
+    ]
+    """The catalogue: files or globs, relative to the spec's folder, with lines of JSON, plain or compressed, or
+    Parquet. Each item has the slots of `model.settings.item`, and may have further fields for filters
+    (docs/retrieval.md)."""
+    unseen: bool = False
+    """Whether items are found, too, whose slot has no row: no event had them yet, or they were forgotten."""
+
+
+class RetrievalSection(Section):
+    """Retrieval of items by replicas."""
+
+    items: ItemsSection
+    """The items."""
+
+
+def check_retrieval(section: RetrievalSection | None, model: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise SpecError where the model has no such items. `settings` are the model's, which were checked."""
+    if section is None:
+        return
+    if model != MODEL:
+        raise SpecError(f'retrieval needs vectors of items: model.name = "{MODEL}"', "retrieval")
+    first = item_slots_of(settings)[0]
+    if section.items.slot != first:
+        raise SpecError(
+            f"{section.items.slot!r} does not tell items apart; the first slot of model.settings.item does: {first!r}",
+            "retrieval.items.slot",
+        )
+
+
+def describe_retrieval(
+    section: RetrievalSection | None, settings: Mapping[str, Any], folder: Path
+) -> dict[str, Any] | None:
+    """The part of model.json by which replicas retrieve items. `folder`: the spec's."""
+    if section is None:
+        return None
+    return {
+        "slot": section.items.slot,
+        "item_slots": item_slots_of(settings),
+        "files": [str(folder / each) for each in section.items.files],
+        "unseen": section.items.unseen,
+        "user_vector": "user_vector",
+        "item_vector": "item_vector",
+    }
+
+
+def item_slots_of(settings: Mapping[str, Any]) -> list[str]:
+    """The slots of the item in the settings of the model."""
+    given = settings["item"]
+    return [given] if isinstance(given, str) else list(given)
