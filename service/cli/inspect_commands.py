@@ -44,7 +44,7 @@ def inspect(
 ) -> None:
     """Print what an export or a commit contains, whether it is sound, and what moved. Exit code 1 if it is damaged.
 
-    Example: headrace inspect runs/clicks/exports/serving
+    Example: headrace inspect runs/clicks/exports/serving/clicks
     """
     from headrace.service.history.inspection import inspect
 

@@ -77,7 +77,7 @@ def replica(
 ) -> None:
     """Serve predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C.
 
-    Example: headrace replica --exports runs/clicks/exports/serving
+    Example: headrace replica --exports runs/clicks/exports/serving/clicks
     """
     from headrace import logs
     from headrace.config import validate

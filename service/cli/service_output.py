@@ -115,4 +115,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: float) -> str:
-    return count(value) if value == int(value) else f"{value:.4g}"
+    """Whole and large numbers with separators of thousands, others to four digits."""
+    return count(value) if value == int(value) or abs(value) >= 1_000 else f"{value:.4g}"

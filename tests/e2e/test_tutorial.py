@@ -16,9 +16,11 @@ from tests.kafka.cluster import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 CLUSTER = (ROOT / "docs" / "cluster.md").read_text()
+FIRST_MODEL = (ROOT / "docs" / "first-model.md").read_text()
+EXPORTS = (ROOT / "docs" / "exports.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
-LIMIT_S = 240
+LIMIT_S = 600
 
 
 def blocks(page):
@@ -102,20 +104,36 @@ def test_the_page_about_clusters_gives_the_same_digest_on_ray(tmp_path):
 
 
 @pytest.mark.long
-def test_the_job_of_the_readme_trains_and_predicts_with_a_file_in_place_of_the_topic(tmp_path):
-    job, generator = (text for language, _, text in blocks(README) if language in ("toml", "python"))
-    events = "".join(f'{{"user": "u-{n % 7}", "item": "i-{n % 5}", "clicked": {n % 2}}}\n' for n in range(300))
-    (predict,) = re.findall(r"^(\S+/headrace predict .*?) +#", README, re.M)
-    page = f"""```toml title="job.toml"\n{job}```
-```python title="generator.py"\n{generator}```
-```json title="events.jsonl"\n{events}```
-```sh
-.venv/bin/headrace run job.toml --set 'sources.clicks={{kind="files",paths=["events.jsonl"]}}'
-{predict}
-```"""
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_hello_world_of_the_readme_trains_and_predicts(tmp_path):
+    output = followed(README, tmp_path)
+    assert "done: the stream is drained" in output
+    (auc,) = re.findall(r"^AUC ctr: life ([\d.]+)", output, re.M)
+    assert float(auc) > 0.6, "it learns"
+    assert "predicted: 20,000 samples of 20,000 events" in output
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_first_model_is_inferred_trained_improved_and_served(tmp_path):
+    page = FIRST_MODEL.replace(":8090", f":{free_ports(1)[0]}")
     output = followed(page, tmp_path)
-    assert re.search(r"^events +300$", output, re.M), output
-    assert "predicted: 300 samples of 300 events" in output
+    assert "20,000 events read, 0 bad lines" in output
+    assert output.count("done: the stream is drained") == 2, "the second run trains the new events only"
+    assert re.search(r"^events +21,000$", output, re.M), output
+    likes, likes_not = (float(number) for number in re.findall(r"'prediction.ctr': ([\d.]+)", output))
+    assert likes > likes_not
+    assert '"model_version"' in output
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_page_about_exports_serves_the_example_clicks_with_and_without_headrace(tmp_path):
+    page = EXPORTS.replace(":8090", f":{free_ports(1)[0]}")
+    output = followed(page, tmp_path)
+    assert '"name":"clicks"' in output.replace(" ", "")
+    (difference,) = re.findall(r"golden samples, [\d,]+ rows: largest difference (\S+)", output)
+    assert float(difference) < 1e-5
 
 
 def test_the_tutorial_has_every_file_that_its_commands_name():
