@@ -71,12 +71,12 @@ HELD = {"rows": 1234, "fraction": 0.25, "why": "the day jumped", "command": "let
 
 def test_a_table_tells_rows_memory_slots_and_a_shrink_that_waits():
     table = {"name": "default", "rows": 1234, "bytes": 3 << 20, "dim": 8, "held": HELD, "frozen": ["item", "user"]}
-    slots = {"user": {"signs": 2000, "share": 0.25, "name": "user", "new": True}, "none": {}}
+    slots = {"user": {"signs": 2000, "distinct": 17_700.4, "share": 0.25, "name": "user", "new": True}, "none": {}}
     assert table_lines([{**table, "slots": slots}]) == [
         "default: 1,234 rows of dim 8, 3.0 MiB",
         "  a shrink waits: table default, 25.0% of its rows, since the day jumped: `let it` lets them go",
         "  frozen, so their rows do not learn: item, user",
-        "  user: signs 2,000, share 0.25",
+        "  user: signs 2,000, distinct 17,700, share 0.25",
         "  none",
     ]
     assert table_lines([{**table, "rows": None, "bytes": None, "held": None, "slots": {}, "frozen": []}]) == [
