@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -114,14 +115,18 @@ def assert_same(found, expected, exact=True):
         assert not exact or torch.equal(found[key], value), key
 
 
+@cache
+def of_stage_1(optimizer, group, world):
+    return trained(section(1, optimizer=OPTIMIZERS[optimizer], group=group), world)[0]
+
+
 @STAGES
-@pytest.mark.parametrize(("world", "group"), [(1, None), (2, None), (3, None), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "group"), [(1, None), (3, None), (2, 1), (4, 2)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_commit_is_that_of_stage_1(stage, world, group, optimizer):
-    given = {"optimizer": OPTIMIZERS[optimizer], "group": group}
-    found, _ = trained(section(stage, **given), world)
+    found, _ = trained(section(stage, optimizer=OPTIMIZERS[optimizer], group=group), world)
     by_norms = OPTIMIZERS[optimizer].by_norms and world > 1  # squares are summed over other slices
-    assert_same(found, trained(section(1, **given), world)[0], exact=not by_norms)
+    assert_same(found, of_stage_1(optimizer, group, world), exact=not by_norms)
 
 
 @STAGES

@@ -17,6 +17,8 @@ from tests.contract import shards_world as w
 KINDS = [0, 1, 2, 3, w.OverTls(2)]
 IDS = ["embedded", "1-shard", "2-shards", "3-shards", "2-shards-over-tls"]
 """Numbers of shards; 0 is embedded."""
+SOME, SOME_IDS = [0, 3, w.OverTls(2)], ["embedded", "3-shards", "2-shards-over-tls"]
+"""For what is the same on any number of servers, or told to each of them alone: all ways of reaching them."""
 NARROW = [w.Narrow(number) for number in range(4)]
 """The same with rows and gradients that travel as bfloat16."""
 both_wires = pytest.mark.parametrize("kinds", [KINDS, NARROW], ids=["float32", "bfloat16"])

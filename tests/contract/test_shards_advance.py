@@ -43,7 +43,8 @@ from tests.contract.test_shards import some_batches
 
 PATHS = [(2, 3), (3, 1), (1, 0), (0, 2), (2, 2)]
 """Shards of the commits, and those that advance; 0 is embedded."""
-MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
+MEMORIES = {"all in memory": None, "bounded": 8 << 20}
+MEMORY = pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
 FIRST, LAST = 3, 7
 """The versions of the first and the last commit."""
 
@@ -147,9 +148,14 @@ def rows_in(commit_at):
     return rows, said, changed
 
 
-@MEMORY
-@pytest.mark.parametrize(("old", "new"), PATHS)
-@pytest.mark.parametrize("swept_first", [True, False], ids=["swept", "with rows left to sweep"])
+@pytest.mark.parametrize(
+    ("old", "new", "memory", "swept_first"),
+    [
+        pytest.param(*path, memory, (number + place) % 2 == 0, id=f"{path[0]}-{path[1]}-{name}")
+        for number, path in enumerate(PATHS)
+        for place, (name, memory) in enumerate(MEMORIES.items())
+    ],
+)
 def test_an_advance_is_a_restore_of_the_later_commit(tmp_path, commits_of, old, new, memory, swept_first):
     """The same rows, counts and digest; and the same of everything that is trained and committed afterwards."""
     tables, commits = tables_of(memory), commits_of(old, swept_first)
@@ -212,8 +218,7 @@ def handed_over(folder, kind, monkeypatch, *, swept_first: bool) -> HandedOver:
         return HandedOver(folder, *ends, shards.call(DigestRows(), w.soon()), stats)
 
 
-@pytest.mark.parametrize(("old", "new"), PATHS)
-@pytest.mark.parametrize("swept_first", [True, False], ids=["swept", "with rows left to sweep"])
+@pytest.mark.parametrize(("old", "new", "swept_first"), [(*path, n % 2 == 0) for n, path in enumerate(PATHS)])
 def test_what_is_handed_over_is_as_if_it_was_trained_here(tmp_path, monkeypatch, old, new, swept_first):
     """The same rows and digest as of those before; and the same is trained, and committed with all changes."""
     made = handed_over(tmp_path, old, monkeypatch, swept_first=swept_first)

@@ -26,14 +26,14 @@ from headrace.pserver.store.rocks_store import RocksRowStore
 from headrace.service.history.verification import damage_of
 from headrace.trainer.checkpoint.commits import Commit
 from tests.contract import shards_world as w
-from tests.contract.test_shards import IDS, KINDS
+from tests.contract.test_shards import SOME, SOME_IDS
 from tests.fakes.manifests import manifest_of
 
 MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
 SIGNS = range(60)
 
 
-@pytest.fixture(params=KINDS, ids=IDS)
+@pytest.fixture(params=SOME, ids=SOME_IDS)
 def kind(request):
     return request.param
 

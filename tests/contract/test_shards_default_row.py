@@ -13,7 +13,7 @@ from headrace.pserver.protocol.table_operations import ForgetRow
 from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.server.commands import DigestRows, Operate
 from tests.contract import shards_world as w
-from tests.contract.test_shards import IDS, KINDS, some_batches
+from tests.contract.test_shards import SOME, SOME_IDS, some_batches
 from tests.contract.test_shards_living import live, tables_of
 
 ZEROS = TableSection(dim=4, optimizer=Adagrad(per="element"), admission=(CountEntry(kind="count", n=3, exact=True),))
@@ -42,7 +42,7 @@ def history(kind, default_row, num_ranks=1, **more):
         return read, seen, digests
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", SOME, ids=SOME_IDS)
 @pytest.mark.parametrize("more", [{}, {"memory": 8 << 20}, {"extend_at": 1.0}], ids=["", "bounded", "extended"])
 def test_marks_stand_where_zeros_would_and_nothing_else_differs(kind, more):
     zeros, learnt = history(kind, "zeros", **more), history(kind, "learnt", **more)
@@ -60,7 +60,7 @@ def test_three_ranks_read_the_same_marks_on_any_number_of_shards():
     assert all((a.view(np.uint32) == b.view(np.uint32)).all() for a, b in zip(one, three, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", SOME, ids=SOME_IDS)
 def test_a_key_reads_the_default_row_until_the_push_that_crosses_then_its_initial_value(kind):
     with w.job(kind, tables=tables("learnt")) as world:
         shards, one = world.one, np.ones(1, np.float32)

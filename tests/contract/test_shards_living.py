@@ -16,7 +16,7 @@ from headrace.pserver.protocol.table_operations import (
 from headrace.pserver.row_optimizers import Adagrad
 from headrace.pserver.server.commands import CountRows, DigestRows, Operate, RestoreCommit
 from tests.contract import shards_world as w
-from tests.contract.test_shards import IDS, KINDS, some_batches
+from tests.contract.test_shards import SOME, SOME_IDS, some_batches
 
 LIVING = TableSection(
     dim=4,
@@ -59,7 +59,7 @@ def tables_of(memory):
     return {name: table.model_copy(update={"memory": memory, "slots": {}}) for name, table in TABLES.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=IDS[1:])
+@pytest.mark.parametrize("kind", SOME[1:], ids=SOME_IDS[1:])
 @pytest.mark.parametrize("memory", [None, 8 << 20])
 def test_one_rank_reads_and_ends_with_the_same_on_any_number_of_shards(kind, memory):
     with w.job(0, tables=tables_of(None)) as world:
@@ -78,7 +78,7 @@ def test_three_ranks_end_with_the_same_on_any_number_of_shards():
     assert said[0] == said[1] and len({digest["default"] for _, digest in said[0]}) == 5
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", SOME, ids=SOME_IDS)
 def test_a_commit_of_living_tables_is_restored_onto_another_number_of_shards(kind, tmp_path):
     with w.job(0, tables=tables_of(None)) as world:
         expected = live(world, 6)
@@ -94,7 +94,7 @@ def test_a_commit_of_living_tables_is_restored_onto_another_number_of_shards(kin
         assert {name: stats.frozen_groups for name, stats in counted.items()} == {"default": (1,), "other": ()}
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=IDS[1:])
+@pytest.mark.parametrize("kind", SOME[1:], ids=SOME_IDS[1:])
 def test_weight_decay_that_is_set_goes_on_alike_on_another_number_of_shards(kind, tmp_path):
     weak, strong = (
         {name: each.model_copy(update={"weight_decay": decay}) for name, each in tables_of(None).items()}

@@ -15,7 +15,7 @@ from headrace.trainer.rank0 import shrinks
 from headrace.trainer.rank0.operations import ClosingPass
 from headrace.trainer.rank0.shrinks import Shrinks
 from tests.contract import shards_world as w
-from tests.contract.test_shards import IDS, KINDS
+from tests.contract.test_shards import SOME, SOME_IDS
 
 ALIVE, NEW, DAYS, PASSES = 200, 60, 5, 3
 """Values seen each day, those of them that are new, and passes in which a day's are seen."""
@@ -85,7 +85,7 @@ def values_of(day):
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["at the close", "in the background"])
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", SOME, ids=SOME_IDS)
 @pytest.mark.parametrize("after_days", [0, 1])
 def test_five_days_of_turnover_end_with_the_rows_that_the_rule_says(kind, small, after_days, monkeypatch):
     if not small:
