@@ -30,12 +30,15 @@ from headrace.pserver.server.shard_server import ShardServer
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import data_sockets
 from headrace.rpc.data_sockets import DataAddress, DataConnection, DataListener, KeyPair
+from headrace.service.cluster.child import ForkingStarter
+from headrace.service.cluster.runtime import PYTHON, WorkerRole
+from headrace.service.cluster.worker_plan import MODULES
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
 from tests.s3_server import Proxy
 
 WAYS = ["socket", "port"]
-SOON_S = 5.0
+SOON_S = 30.0
 """For what is promised within a second or so, on a machine that is busy."""
 WIDTHS = {"default": 5, "other": 3}
 
@@ -47,7 +50,8 @@ def connect(address, **changes):
 class Process:
     """`python -m headrace.pserver`, whose data plane is at a socket, or at a port where a file is in the way."""
 
-    def __init__(self, folder: Path, way: str, num_ranks: int = 1) -> None:
+    def __init__(self, starter: ForkingStarter, folder: Path, way: str, num_ranks: int = 1) -> None:
+        self._starter, self.child = starter, None
         self.rendezvous = RendezvousHere(folder, "shard-0")
         where = {"socket": folder / "shard-0.socket", "launcher": self.rendezvous.contact("shard-0")}
         told = w.process(0, 1, num_ranks, w.TABLES, **where)
@@ -59,24 +63,35 @@ class Process:
 
     def start(self) -> None:
         self.rendezvous.forget()
-        command = [sys.executable, "-m", "headrace.pserver", "--config", str(self._folder / "config.json")]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        command = (*PYTHON, "headrace.pserver", "--config", str(self._folder / "config.json"))
+        self.child = self._starter.start(command, self._folder)
         self.address = self.rendezvous.address("shard-0", self._alive)
 
     def _alive(self) -> None:
-        assert self.child.poll() is None
+        assert not self.child.ended.done()
 
     def freeze(self) -> None:
         """Stop every thread; it takes a moment until all have."""
-        self.child.send_signal(signal.SIGSTOP)
-        tasks = Path(f"/proc/{self.child.pid}/task")
+        self.child.signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.child.started.result()[0]}/task")
         while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in tasks.glob("*/stat")):
             time.sleep(0.001)
 
-    def end(self, number: int = signal.SIGKILL) -> None:
-        self.child.send_signal(number)
-        self.child.wait(20)
-        self.child.stdin.close()
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """The exit code."""
+        child, self.child = self.child, None
+        child.signal(number)
+        code = child.wait()
+        child.release()
+        child.output.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def starter():
+    """What shards load they load once for all tests."""
+    with ForkingStarter(MODULES[WorkerRole.SHARD]) as forking:
+        yield forking
 
 
 @pytest.fixture(params=WAYS)
@@ -85,17 +100,16 @@ def way(request):
 
 
 @pytest.fixture
-def start(tmp_path, way):
+def start(starter, tmp_path, way):
     started = []
 
     def begin(**changes):
-        started.append(Process(tmp_path, way, **changes))
+        started.append(Process(starter, tmp_path, way, **changes))
         return started[-1]
 
     yield begin
     for process in started:
-        if process.child.poll() is None:
-            os.killpg(process.child.pid, signal.SIGKILL)
+        if process.child is not None:
             process.end()
         process.rendezvous.close()
 
@@ -189,17 +203,17 @@ def test_a_shard_that_stops_says_so_to_all_that_wait(start):
     with closing(connect(process.address, world=2)) as shards:
         shards.open_pass(1, w.soon())
         waiting = exchange_in_thread(shards, None, None, outcome, Deadline.after(600))
-        process.end(signal.SIGTERM)
+        code = process.end(signal.SIGTERM)
         waiting.join(60)
         assert isinstance(outcome[0][0], ShardUnavailable)
-    assert process.child.returncode == 0
+    assert code == 0
 
 
 def break_connections(port):
     """Shut the connections of this process to `port`, as a network does that drops them."""
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:
-            if connection.getpeername()[1] == port:
+            if connection.getpeername()[1:2] == (port,):  # that of a unix socket is a text
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -217,7 +231,7 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
             calls = link.open
             while any(call.again_at_s is None for call in list(calls.values())):
                 time.sleep(0.001)
-        process.child.send_signal(signal.SIGCONT)
+        process.child.signal(signal.SIGCONT)
         waiting.join(60)
         shards.close_pass(0, w.soon())
         digest = shards.call(DigestRows(), w.soon())
@@ -253,7 +267,7 @@ def test_a_frozen_shard_is_named_at_the_deadline(start):
         process.freeze()
         with pytest.raises(StepTimedOut, match="shard 0 at .* did not answer in time"):
             shards.exchange(0, None, None, None, StepScale(1), Deadline.after(0.4))
-        process.child.send_signal(signal.SIGCONT)
+        process.child.signal(signal.SIGCONT)
         assert len(shards.pull(batch, w.soon())["default"]) == 1  # the late answer is not taken for this one
 
 
@@ -271,8 +285,7 @@ def test_a_shard_that_starts_again_behind_its_address_refuses_what_it_does_not_k
             assert shards.look({"default": w.keys(1)}, w.soon())["default"].tolist() == [[0.0] * 5]
     with closing(connect(process.address)) as shards:
         assert w.train(shards, 1, [{"default": w.keys(1)}], seed=0, steps=1)
-        process.end(signal.SIGTERM)
-    assert process.child.returncode == 0
+        assert process.end(signal.SIGTERM) == 0
 
 
 def test_a_newer_generation_behind_the_same_address_refuses_the_older_one(start, tmp_path):
