@@ -334,7 +334,7 @@ class GcsServer:
 
     def make_bucket(self, bucket: str) -> None:
         headers = {"authorization": "Bearer testing"}
-        httpx.put(f"http://127.0.0.1:{self.port}/{bucket}", headers=headers).raise_for_status()
+        httpx.put(f"http://127.0.0.1:{self.port}/{bucket}", headers=headers, timeout=60).raise_for_status()
 
 
 @dataclass
@@ -355,7 +355,7 @@ class AzureServer:
         made = hmac.new(base64.b64decode(ACCOUNT_KEY), signed.encode(), hashlib.sha256).digest()
         headers["authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(made).decode()}"
         url = f"http://127.0.0.1:{self.port}/{ACCOUNT}/{bucket}?restype=container"
-        httpx.put(url, headers=headers).raise_for_status()
+        httpx.put(url, headers=headers, timeout=60).raise_for_status()
 
 
 @contextlib.contextmanager

@@ -170,7 +170,7 @@ class S3Server:
         return f"s3://{bucket}/{prefix}?scheme=http&endpoint_override={endpoint}&region=us-east-1"
 
     def make_bucket(self, bucket: str) -> None:
-        httpx.put(f"http://{self.host}:{self.port}/{bucket}").raise_for_status()  # it checks no signatures
+        httpx.put(f"http://{self.host}:{self.port}/{bucket}", timeout=60).raise_for_status()  # it checks no signatures
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Narrow(int):
 
 
 def soon() -> Deadline:
-    return Deadline.after(20)
+    return Deadline.after(60)
 
 
 @dataclass

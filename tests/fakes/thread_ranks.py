@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-MEET_S = 20.0
+MEET_S = 60.0
 """A rank that waits so long for the others fails: they make other collectives, or fewer."""
 
 

@@ -90,7 +90,7 @@ def test_what_compose_runs_works_together(tmp_path, moved, service):
         _, admin = tokens.create("me", Role.ADMIN)
 
     # 2. The service, over TLS, for those whom setup gave a token.
-    service.http = httpx.Client(verify=ssl.create_default_context(cafile=str(run / "scraping/server.pem")))
+    service.http = httpx.Client(timeout=60, verify=ssl.create_default_context(cafile=str(run / "scraping/server.pem")))
     service.start()
     url = str(service.http.base_url).replace("127.0.0.1", "localhost")
     assert url.startswith("https://")

@@ -18,7 +18,7 @@ from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.trainer.replica.feed_address import FeedAddress, at_launcher, certified
 from tests.unit.test_feed_finding import MESSAGE, WHERE
 
-SOON_S = 5.0
+SOON_S = 30.0
 
 
 class Launcher:

@@ -27,7 +27,7 @@ from headrace.rpc.tls_listener import TlsEndpoint
 
 HEADS = PeerRule("news", 3, {PeerRole.HEAD: range(1)})
 HERE = "127.0.0.1"
-SOON_S = 5.0
+SOON_S = 30.0
 
 
 def named(which, number=0, generation=3):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 EXPORTED = re.compile(r"export (\d{10})-\w+ of serving: [\d,]+ rows")
 SERVER = "import sys; from tests.s3_server import serve; serve(sys.argv[1])"
-MAKE = "import sys, httpx; httpx.put(sys.argv[1]).raise_for_status()"
+MAKE = "import sys, httpx; httpx.put(sys.argv[1], timeout=60).raise_for_status()"
 READ = """
 import json, sys
 from headrace.blob.blob_store import open_blobs

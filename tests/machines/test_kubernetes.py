@@ -54,7 +54,7 @@ import sys
 from pathlib import Path
 import httpx
 for path in sorted(Path("/tmp/events").iterdir()):
-    httpx.put(f"{sys.argv[1]}/bucket/events/{path.name}", content=path.read_bytes()).raise_for_status()
+    httpx.put(f"{sys.argv[1]}/bucket/events/{path.name}", content=path.read_bytes(), timeout=60).raise_for_status()
 """
 ASK = """
 import sys, urllib.request

@@ -53,7 +53,7 @@ def signs(blocks) -> list[int]:
 
 def ends_soon(pid: int) -> bool:
     """Whether a killed process is gone: the kernel takes a moment to end one that is not our child."""
-    patience = Deadline.after(5.0)
+    patience = Deadline.after(30.0)
     while is_alive(pid) and not patience.passed():
         time.sleep(0.005)
     return not is_alive(pid)
@@ -199,20 +199,13 @@ def test_a_command_killed_by_a_signal_says_which(tmp_path):
         read(tmp_path, script(tmp_path, "os.kill(os.getpid(), 9)"))
 
 
-@pytest.mark.parametrize(
-    "text", ["time.sleep(600)", "sys.stdin.read(); time.sleep(600)", "os.close(1); time.sleep(600)"]
-)
+@pytest.mark.parametrize("text", ["exec sleep 600", "cat >rest; exec sleep 600", "exec >&-; exec sleep 600"])
 def test_a_command_that_hangs_is_killed_at_its_deadline_with_all_it_started(tmp_path, text):
-    command = script(
-        tmp_path,
-        "import subprocess\n"
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        "open('pids', 'w').write(f'{os.getpid()} {child.pid}')\n" + text,
-    )
+    command = ("sh", "-c", f"sleep 600 & echo $$ $! >pids; {text}")
     started_s = time.monotonic()
     with pytest.raises(PipeFailed, match="and was killed"):
         read(tmp_path, command, deadline=0.6)
-    assert time.monotonic() - started_s < 8
+    assert time.monotonic() - started_s < 60
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2 and all(map(ends_soon, pids))
 
