@@ -24,7 +24,7 @@ def test_work_that_its_disk_keeps_ends_for_the_request_at_the_deadline(monkeypat
     assert not stuck.ended()
     with pytest.raises(DeadlineExceeded, match="takes longer than 0.2 s: their disk is slow or unavailable"):
         stuck.result()
-    assert stuck.ended() and time.monotonic() - began_s < 5
+    assert stuck.ended() and time.monotonic() - began_s < 30
     back.set()
 
 

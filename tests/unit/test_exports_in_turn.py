@@ -88,7 +88,7 @@ def test_there_is_an_end_to_waiting(world, monkeypatch):
     world.close(HOUR)
     began_s = time.monotonic()
     assert world.close(2 * HOUR) == []
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 30
 
 
 def test_the_last_passes_say_so_in_the_log_and_others_as_before():
