@@ -188,16 +188,18 @@ def test_trainers_get_the_addresses_of_all_shards(world):
 
 
 @pytest.mark.parametrize(
-    ("last_act", "code", "words"),
+    ("world", "last_act", "code", "words"),
     [
-        (["exit", 1], 1, "exit code 1"),
-        (["exit", 2], 2, "exit code 2 (bad configuration)"),
-        (["exit", 70], 70, "exit code 70 (a bug)"),
-        (["exit", 75], 75, "exit code 75 (unavailable or out of time)"),
-        (["kill_self", 9], 70, "killed by SIGKILL"),
+        (True, ["exit", 1], 1, "exit code 1"),
+        (True, ["exit", 2], 2, "exit code 2 (bad configuration)"),
+        (True, ["exit", 70], 70, "exit code 70 (a bug)"),
+        (True, ["exit", 75], 75, "exit code 75 (unavailable or out of time)"),
+        (True, ["kill_self", 9], 70, "killed by SIGKILL"),
+        (False, ["exit", 2], 2, "exit code 2 (bad configuration)"),
+        (False, ["kill_self", 9], 70, "killed by SIGKILL"),
     ],
+    indirect=["world"],
 )
-@spawned_or_forked
 def test_a_trainers_death_ends_the_job_with_its_last_words(world, last_act, code, words):
     dying = [["note_pid"], ["spawn"], ["say", "alas"], last_act]
     outcome = world.run([SHARD], [TRAINER, dying])
@@ -261,8 +263,7 @@ def test_the_status_names_workers_whose_certificates_were_not_renewed(world, mon
     assert launcher.status().unrenewed == {"trainer-0": "2026-01-02 03:04:05 UTC"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@spawned_or_forked
+@pytest.mark.parametrize(("world", "number"), [(False, signal.SIGINT), (True, signal.SIGTERM)], indirect=["world"])
 def test_a_signal_asks_the_rank0_to_finish_and_ends_well(world, number):
     rank0 = [["note_pid"], ["serve"], ["say", "up"], ["await_drain"], ["say", "closing"], ["exit", 0]]
     world.launch([SHARD], [rank0])
@@ -275,7 +276,6 @@ def test_a_signal_asks_the_rank0_to_finish_and_ends_well(world, number):
     world.assert_nobody_left()
 
 
-@spawned_or_forked
 def test_a_signal_before_the_rank0_is_up_still_reaches_it(world):
     go = world.folder / "go"
     rank0 = [["note_pid"], ["say", "up"], ["await_file", str(go)], ["serve"], ["await_drain"], ["exit", 0]]
@@ -286,7 +286,6 @@ def test_a_signal_before_the_rank0_is_up_still_reaches_it(world):
     assert "outcome 0 stopped after the pass in training" in world.rest()
 
 
-@spawned_or_forked
 def test_a_second_signal_kills_at_once(world):
     world.launch([SHARD], [TRAINER], drain_s=1000.0)
     world.until_said("up")
@@ -296,7 +295,6 @@ def test_a_second_signal_kills_at_once(world):
     world.assert_nobody_left()
 
 
-@spawned_or_forked
 def test_a_rank0_that_does_not_drain_in_time_is_ended(world):
     world.launch([SHARD], [TRAINER], drain_s=0.3)
     world.until_said("up")
@@ -317,8 +315,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(world):
         client.status(Deadline.after(5))
 
 
-@pytest.mark.parametrize("victim", [0, -1])
-@spawned_or_forked
+@pytest.mark.parametrize(("world", "victim"), [(False, 0), (True, -1)], indirect=["world"])
 def test_kill_9_of_a_worker_ends_the_others_and_is_named(world, victim):
     world.launch([[["note_pid"], ["address"], ["sleep"]]], [TRAINER])
     world.until_said("up")
