@@ -30,11 +30,15 @@ def job(tmp_path):
     job.close()
 
 
-@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
+EVERY_STORE = pytest.mark.parametrize("address", ["folder", "s3", "gcs", "azure"], indirect=True)
+"""For what an export asks of where it is; the rest is in a folder."""
+
+
+@pytest.fixture
 def address(request, tmp_path):
-    if request.param == "folder":
+    if (store := getattr(request, "param", "folder")) == "folder":
         return str(tmp_path / "out")
-    return request.getfixturevalue(request.param).uri("bucket", uuid.uuid4().hex)
+    return request.getfixturevalue(store).uri("bucket", uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -63,6 +67,7 @@ OTHER = {"model.w": np.zeros((2, 2), np.float32)}
 A = {("a", n): [n, n / 2, -n, 0.1] for n in range(500)} | {("b", n): [1, 2, 3, n] for n in range(300)}
 
 
+@EVERY_STORE
 def test_a_base_and_a_delta_replayed_are_the_state(job, address, scratch, tmp_path):
     job.set(1, A)
     base = job.request(job.commit(1), "base", address)
@@ -116,7 +121,7 @@ def made(scratch):
 
 @pytest.fixture
 def outlet(address, tmp_path):
-    return open_destination(address, "small", tmp_path / "gathered", Deadline.after(60))
+    return open_destination(address, "small", tmp_path / "gathered", Deadline.after(600))
 
 
 def names(outlet):
@@ -204,6 +209,7 @@ def test_an_older_increment_names_more_than_a_delta_takes(job, address, made):
     assert (answer.rows, answer.pending) == (1, 0)
 
 
+@EVERY_STORE
 def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
     monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
     monkeypatch.setattr("headrace.pserver.store.row_files.SCAN_BLOCKS", 2)
@@ -262,6 +268,7 @@ def test_facts_are_in_the_manifest_and_numbers_that_are_none_are_null(job, addre
 # Steps after a complete export
 
 
+@EVERY_STORE
 def test_current_json_names_the_newest_that_passed_with_its_chain(job, address, made, outlet):
     _, answers = chain(job, address, made, 3)
     assert all(answer.current for answer in answers)
@@ -290,6 +297,7 @@ def test_weights_that_are_no_numbers_are_not_pointed_to(job, address, made, outl
     assert not answer.current and "no finite numbers" in answer.failed_gates[0] and current(outlet) is None
 
 
+@EVERY_STORE
 def test_a_repeated_request_changes_nothing(job, address, made, outlet):
     requests, answers = chain(job, address, made, 2)
     outlet.remove("current.json")
@@ -308,6 +316,7 @@ def test_an_incomplete_line_of_the_donefile_is_dropped(job, tmp_path, made):
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
 
 
+@EVERY_STORE
 def test_old_exports_are_removed(job, address, made, outlet):
     parent, kept = None, {}
     for version, kind in enumerate(("base", "delta", "base", "delta", "base", "delta"), 1):
@@ -330,6 +339,7 @@ def failed(answer, outlet, path, words):
     return answer
 
 
+@EVERY_STORE
 def test_a_delta_without_its_parent_is_final(job, address, scratch, made, outlet):
     job.set(1, A)
     parent = ParentExport(name="0000000001-base", version=1, timeline="t1")
@@ -358,6 +368,7 @@ def test_files_of_a_newer_headrace_are_left_alone(job, address, scratch, made, o
     assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is of format 99").final
 
 
+@EVERY_STORE
 def test_another_export_at_the_same_address_is_left_alone(job, address, scratch, made, outlet, tmp_path):
     requests, answers = chain(job, address, made, 1)
     other = requests[0].model_copy(update={"facts": {"positions": {"0": 7}}})
@@ -380,6 +391,7 @@ def test_a_damaged_commit_is_final_and_says_which(job, address, scratch, outlet)
     assert export(job.request(commit, "base", address), scratch).final
 
 
+@EVERY_STORE
 def test_leftovers_of_an_earlier_try_are_removed(job, address, made, outlet, tmp_path):
     outlet.put("t1/0000000001-base/rows-default-7.parquet", b"half")
     job.set(1, A)
