@@ -151,7 +151,7 @@ class TableSection(GrownSection):
     "show": that divided by the key's shows."""
     in_batch: bool = False
     """Whether first-order weights follow each event of a batch before the next one is predicted
-    (trainer.features.in_batch). Without `optimizer`, `first_order_optimizer` and `grad_scale`: yes."""
+    (trainer.train.in_batch). Without `optimizer`, `first_order_optimizer` and `grad_scale`: yes."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient of one row in a step, over its first-order weight and its vector, after
     `grad_scale`. A longer gradient is scaled to it before the optimizer. Unset: none is."""

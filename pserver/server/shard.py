@@ -127,16 +127,14 @@ class Shard:
             elif name in batch.keys:
                 batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
                 batch.admitted[name] = table.num_admitted
-                found[name] = table.gather_learning(batch.known[name], empty)
+                found[name] = table.to_learn(batch.known[name], empty)
             else:
-                found[name] = table.gather_learning(frozen(rows_U), empty)
+                found[name] = table.to_learn(frozen(rows_U), empty)
         return found
 
     def early_rows(self, batch: ResolvedBatch, masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, F32]:
         """(E, D) the present rows that are marked, by table."""
-        return {
-            name: self.tables[name].gather_learning(frozen(batch.rows[name][mask_U])) for name, mask_U in masks.items()
-        }
+        return {name: self.tables[name].to_learn(frozen(batch.rows[name][mask_U])) for name, mask_U in masks.items()}
 
     @recorded(Span.PUSH)
     def apply(self, pushes: Sequence[Push], version: int) -> None:

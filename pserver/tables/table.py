@@ -145,7 +145,7 @@ class ShardTable:
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
 
-    def gather_learning(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
+    def to_learn(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
         """(U, E) the rows of a batch to learn from, in an array made by `empty`: their weights, of EMPTY ones zeros or
         marks; with `in_batch`, two columns more (pserver.rows.kernels)."""
         if not self.section.in_batch:

@@ -168,7 +168,8 @@ class JobPage:
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW
-        self._path, self._spec = f"/jobs/{quote(name, safe='')}", {}
+        self._path = f"/jobs/{quote(name, safe='')}"
+        self._spec: dict[str, Any] = {}
         with ui.element("main").classes("page"):
             self._trouble = ErrorLine()
             self._head = JobHead(name)

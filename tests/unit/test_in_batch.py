@@ -9,8 +9,8 @@ from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import NEWEST_DEFAULTS
-from headrace.trainer.features.in_batch import follow_events, follow_events_reference
 from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.train.in_batch import follow_events, follow_events_reference
 
 SAMPLES = st.lists(
     st.tuples(

@@ -72,14 +72,14 @@ class ReplicaConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
         feeds = [each for each in (self.feed, self.store, self.join) if each is not None]
-        if self.store is not None and not self.store.is_dir():
-            raise SpecError(
-                f"there is no folder {self.store}; name the store.path of a job that has started", "--store"
-            )
         if self.exports is None and not feeds:
             raise SpecError("name the source to follow: --exports, --feed, --join or --store")
         if len(feeds) > 1:
             raise SpecError("name one of --feed, --join and --store: each is the live feed")
+        if self.store is not None and not self.store.is_dir():
+            raise SpecError(
+                f"there is no folder {self.store}; name the store.path of a job that has started", "--store"
+            )
         if self.join is not None and self.feed_token_file is None:
             raise SpecError("--join needs the join token of the job: name its file", "--feed-token-file")
         return self

@@ -110,7 +110,7 @@ class ItemTower:
             begin = number * TOWER_ITEMS
             feeds: dict[str, NDArray[Any]] = {**inputs.dense, **weights}
             for layout, signs in zip(self._layouts, inputs.signs, strict=True):
-                layout.feed(tables[layout.name], signs, inputs.num_samples, feeds)
+                feeds |= layout.inputs_of(tables[layout.name], signs, inputs.num_samples)
             found_BV = self._item.run(feeds)[self._output]
             if found_BV.ndim != 2 or len(found_BV) != inputs.num_samples:
                 raise BadInput(

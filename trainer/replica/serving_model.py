@@ -217,6 +217,12 @@ class SlotLayout:
             self._slot_S7, self._padding_S, out, mask,
         )  # fmt: skip
 
+    def inputs_of(self, view: TableView, signs: TableSigns, num_samples: int) -> dict[str, NDArray[Any]]:
+        """The graph's inputs of these slots, in arrays of their own."""
+        out, mask = self.buffers(num_samples)
+        self.pool(view, signs, out, mask)
+        return self.named(out, mask, num_samples)
+
     def named(self, out: F32, mask: NDArray[np.bool_], num_samples: int) -> dict[str, NDArray[Any]]:
         """The graph's inputs of these slots, as parts of the arrays of `buffers`."""
         found: dict[str, NDArray[Any]] = {}
@@ -272,9 +278,7 @@ class ServingModel:
         """The inputs of the graph from the rows of one version, still without weights."""
         feeds: dict[str, NDArray[Any]] = dict(inputs.dense)
         for table, signs in zip(self.tables, inputs.signs, strict=True):
-            out, mask = table.buffers(inputs.num_samples)
-            table.pool(views[table.name], signs, out, mask)
-            feeds.update(table.named(out, mask, inputs.num_samples))
+            feeds |= table.inputs_of(views[table.name], signs, inputs.num_samples)
         return feeds
 
     def empty(self) -> InferenceInputs:

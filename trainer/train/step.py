@@ -19,7 +19,6 @@ from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.features.default_rows import DefaultRows, Readers
-from headrace.trainer.features.in_batch import InBatchLearning
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
@@ -27,6 +26,7 @@ from headrace.trainer.models.calibration import Calibration, moments
 from headrace.trainer.models.contract import Inputs
 from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.train.activations import saved_activations
+from headrace.trainer.train.in_batch import InBatchLearning
 from headrace.trainer.train.kernel_choice import KernelSchedule
 from headrace.trainer.train.losses import OwnLosses, fake_negative_weights
 from headrace.trainer.train.mixed_precision import LossScale, Precision
@@ -54,13 +54,12 @@ class ForwardResult:
 
 @dataclass(frozen=True, slots=True)
 class GivenBatch:
-    """The input of a forward pass; `leaves` and `readers` as in ForwardResult."""
+    """The input of a forward pass; `leaves` and `readers` as in ForwardResult, `rows` as pulled."""
 
     inputs: Inputs
     leaves: dict[str, Tensor]
     readers: Readers
     rows: Mapping[str, F32]
-    """By table, as pulled; those of a learnt default row are filled in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class Stepper:
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
         self._loss, self._at_once = 0.0, settings.at_once
         self._num_merged = settings.dense.accumulate
-        self._in_batch, self._step_samples = InBatchLearning(model, tasks), 0
+        self._in_batch = InBatchLearning(model, tasks, settings.at_once)
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
@@ -132,7 +131,7 @@ class Stepper:
 
     def open_step(self, *, all_have: bool, num_samples: int) -> None:
         """Begin a step, on every rank; `all_have`: whether each has a batch; `num_samples`: of all ranks."""
-        self._step_samples = num_samples
+        self._in_batch.num_samples = num_samples
         self._norms.open_step(all_have=all_have)
 
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
@@ -163,14 +162,10 @@ class Stepper:
         return GivenBatch(inputs, leaves, readers, rows)
 
     def _result(
-        self,
-        batch: TrainingBatch,
-        given: GivenBatch,
-        returned: Mapping[str, Tensor],
-        global_weight: Mapping[str, float],
+        self, batch: TrainingBatch, given: GivenBatch, found: Mapping[str, Tensor], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """Loss and predictions from what the model returned."""
-        outputs = self._following_events(batch, given, returned, global_weight)
+        outputs = self._in_batch.corrected(batch, given.rows, found, global_weight)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
@@ -202,29 +197,9 @@ class Stepper:
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
         sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
-        has_weight = any(global_weight[task.name] for task in self._tasks)
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         named["loss"] = sample_loss.cpu().numpy()
-        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, has_weight, sums)
-
-    def _following_events(
-        self,
-        batch: TrainingBatch,
-        given: GivenBatch,
-        outputs: Mapping[str, Tensor],
-        global_weight: Mapping[str, float],
-    ) -> dict[str, Tensor]:
-        """The outputs with logits that follow the events of the batch, where a table has `in_batch`."""
-        factor_B: dict[str, F32] = {}
-        for task in self._tasks:
-            weight_B = batch.weight_B[task.name]
-            if task.label == self._at_once and task.loss != "softmax":
-                label = torch.from_numpy(batch.label_B[task.name])
-                output = outputs[task.name].detach().float().cpu()
-                weight_B = weight_B * fake_negative_weights(output, label).numpy()
-            share = task.weight * self._step_samples / global_weight[task.name] if global_weight[task.name] else 0.0
-            factor_B[task.name] = weight_B * np.float32(share)
-        return self._in_batch.corrected(batch, given.rows, outputs, factor_B)
+        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, any(global_weight.values()), sums)
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]

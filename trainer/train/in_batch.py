@@ -26,6 +26,7 @@ from headrace.trainer.features.deduplication import I32, TableLookup
 from headrace.trainer.features.training_batches import TrainingBatch, first_occurrences
 from headrace.trainer.models.contract import Declared
 from headrace.trainer.models.layers import FirstOrder
+from headrace.trainer.train.losses import fake_negative_weights
 
 F64 = NDArray[np.float64]
 MAX_LOGIT = 30.0
@@ -34,10 +35,13 @@ MAX_LOGIT = 30.0
 class InBatchLearning:
     """Corrects the logits of a job's tasks. A model whose logits are not sums with the first-order term has none."""
 
-    def __init__(self, model: nn.Module, tasks: Sequence[TaskSection]) -> None:
+    def __init__(self, model: nn.Module, tasks: Sequence[TaskSection], at_once: str | None = None) -> None:
+        """`at_once`: the label whose negatives are learnt before it is known (trainer.train.losses)."""
         found = [each for each in model.modules() if isinstance(each, FirstOrder) and each.present]
         self._term = found[0] if len(found) == 1 and Declared.of(model).sums_first_order else None
         self._tasks = [task for task in tasks if task.loss != "softmax"]
+        self._at_once, self.num_samples = at_once, 0
+        """Samples of the step, of all trainers."""
         self._is_bce_T = np.array([task.loss == "bce" for task in self._tasks])
 
     def corrected(
@@ -45,9 +49,9 @@ class InBatchLearning:
         batch: TrainingBatch,
         rows: Mapping[str, F32],
         outputs: Mapping[str, Tensor],
-        factor_B: Mapping[str, F32],
+        global_weight: Mapping[str, float],
     ) -> dict[str, Tensor]:
-        """The outputs with corrected logits. `factor_B`: by task, what the gradient of each sample is multiplied by.
+        """The outputs with corrected logits. `global_weight`: weight of the step over all trainers, by task.
 
         Tables whose rows do not say how long their steps are, as in a pass that is only predicted, stay as they are.
         """
@@ -60,12 +64,23 @@ class InBatchLearning:
             scale_T = self._term.scale.scale_T.detach().cpu().numpy().astype(np.float64)[: len(names)]
         logit_BT = np.stack([outputs[name].detach().float().cpu().numpy() for name in names], 1).astype(np.float64)
         label_BT = np.stack([batch.label_B[name] for name in names], 1).astype(np.float64)
-        factor_BT = np.stack([factor_B[name] for name in names], 1).astype(np.float64)
+        factor_BT = self._factors(batch, outputs, global_weight)
         event_B1 = np.flatnonzero(np.diff(batch.samples.event_B, prepend=-1, append=-1))
         added_B = np.zeros(len(batch.samples))
         of_samples = logit_BT, label_BT, factor_BT, self._is_bce_T, scale_T, event_B1
         follow_events(*of_samples, *_occurrences(batch, looks, rows), added_B)
         return {name: self._with(output, name, names, added_B, scale_T) for name, output in outputs.items()}
+
+    def _factors(self, batch: TrainingBatch, outputs: Mapping[str, Tensor], global_weight: Mapping[str, float]) -> F64:
+        """(B, T) what the gradients of samples are multiplied by where `grad_scale` is "sum"."""
+        found = []
+        for task in self._tasks:
+            weight_B, total = batch.weight_B[task.name].astype(np.float64), global_weight[task.name]
+            if task.label == self._at_once:
+                label = torch.from_numpy(batch.label_B[task.name])
+                weight_B = weight_B * fake_negative_weights(outputs[task.name].float().cpu(), label).numpy()
+            found.append(weight_B * (task.weight * self.num_samples / total if total else 0.0))
+        return np.stack(found, 1)
 
     def _with(self, output: Tensor, name: str, names: Sequence[str], added_B: F64, scale_T: F64) -> Tensor:
         if name not in names:
