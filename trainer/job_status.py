@@ -14,6 +14,7 @@ from msgspec.structs import fields
 
 from headrace.codec import NotUnderstood, typed
 from headrace.printable import printable
+from headrace.trainer.tuning_status import TuningStatus
 
 Number = int | float
 Counts = dict[str, int]
@@ -474,6 +475,8 @@ class Status(Struct, frozen=True, kw_only=True):
     workers: Counts = {}
     """Running "trainers" and "shards", and "readers" where there are any."""
     resizing: ResizeStatus | None = None
+    tuning: TuningStatus | None = None
+    """Of the launcher; None: the job has not tuned."""
     elastic: ElasticStatus | None = None
     unrenewed: dict[str, str] = {}
     """By worker, since when its certificate should have been renewed; of the launcher."""

@@ -14,6 +14,7 @@ from headrace.trainer.job_status import (
     Seconds,
     StragglerStatus,
 )
+from headrace.trainer.tuning_status import TuningStatus
 
 
 class SpanMetrics(Struct, frozen=True, kw_only=True):
@@ -69,6 +70,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     straggler: StragglerStatus | None = None
     evaluator: EvaluatorStatus | None = None
     """Of the launcher; None: the job has no evaluator."""
+    tuning: TuningStatus | None = None
+    """Of the launcher; None: the job has not tuned."""
     staleness_steps: dict[str, dict[str, Number]] = {}
     digest: str = ""
     """Hash over all rows, dense weights and optimizer state."""

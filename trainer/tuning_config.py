@@ -17,7 +17,7 @@ TUNABLE = re.compile(
     r"|tables\.[A-Za-z0-9_-]{1,64}\.(dim|init_range|grad_scale|in_batch|(first_order_)?optimizer\.(kind|lr|initial))"
 )
 """Keys that tuning may set."""
-MAX_TRIED = 64
+MAX_TRIED = 65
 """Most settings of one tuning."""
 KIND = re.compile(r"[a-z][a-z0-9_.:]{0,63}", re.IGNORECASE)
 """The texts among their values: the kind of an optimizer, and `grad_scale`."""
@@ -61,7 +61,7 @@ class TuningChoice(Section):
     """A fact of a job: the settings that it tried before its first pass, and the best of them."""
 
     tried: Annotated[tuple[TriedSetting, ...], Field(min_length=1, max_length=MAX_TRIED)]
-    """All settings, the best one first."""
+    """All settings, the chosen one first."""
 
     @property
     def keys(self) -> Mapping[str, bool | int | float | str]:
@@ -74,9 +74,9 @@ class TuningSection(Section):
 
     events: int = Field(default=20_000, ge=64, le=10_000_000)
     """Number of events at the beginning of the stream on which settings are tried. A stream with fewer is not tuned."""
-    settings: int = Field(default=8, ge=2, le=MAX_TRIED)
+    settings: int = Field(default=8, ge=2, le=MAX_TRIED - 1)
     """Most settings that are tried: all learn the first quarter of the events, the better half of them the second one,
-    and two all events."""
+    and two all events; a combination of the best ones is tried last."""
     chosen: TuningChoice | None = None
     """The result, which the job writes into its log. The chosen values are defaults of this job: a key that the file
     sets has the file's value."""

@@ -82,6 +82,33 @@ class ElasticTrainers(_PartOfStatus):
     """Why the job went on with fewer trainers, until it has more again."""
 
 
+class TuningTrial(_PartOfStatus):
+    """A setting that a new job tried on the first events of its stream."""
+
+    name: str
+    keys: dict[str, Any]
+    """Values that differ from the job file, by the path of their key."""
+    events: Number
+    """Events that it has learnt."""
+    logloss: Number | None
+    """Mean loss of the last half of those, predicted before they were learnt; null: it failed."""
+    auc: Number | None
+    """AUC of the same samples."""
+
+
+class TuningProgress(_PartOfStatus):
+    """The tuning of a job with train.tune = "auto"."""
+
+    trial: Number
+    """Number of the trial that runs, from 1; 0: none does."""
+    of: Number
+    """Trials in all; a last one may be added."""
+    name: str
+    """The setting that is tried; empty once the job has chosen."""
+    tried: list[TuningTrial]
+    """All settings, the chosen one first; empty before the end."""
+
+
 class Straggler(_PartOfStatus):
     """The trainer that the others waited for longest in recent passes."""
 
@@ -100,7 +127,8 @@ class JobFigures(ResponseBody):
     """A job's figures. One that is not known yet is null."""
 
     state: str
-    """Of the workers: "starting", "replaying", "training", "paused", "draining", "restarting", "done" or "failed"."""
+    """Of the workers: "starting", "tuning", "replaying", "training", "paused", "draining", "restarting", "done" or
+    "failed"."""
     pass_number: Number | None = Field(serialization_alias="pass")
     """The pass in training."""
     version: Number | None
@@ -164,6 +192,8 @@ class JobFigures(ResponseBody):
     """The resize that is being prepared; null without one."""
     elastic: ElasticTrainers | None
     """Null for a job with a fixed number of trainers."""
+    tuning: TuningProgress | None
+    """Null for a job that has not tuned."""
     links: dict[str, dict[str, dict[str, Number]]]
     """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""

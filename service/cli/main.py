@@ -34,6 +34,7 @@ from headrace.service.cli import (
     sweep_command,
     table_commands,
     token_commands,
+    tune_command,
     upgrade_command,
     worker_command,
 )
@@ -44,6 +45,7 @@ WIDTH = 100
 """Most columns of a page of help."""
 IN_ORDER = (
     run_command, demo_command, example_command, spec_commands, size_command, suggest_command, sweep_command,
+    tune_command,
     history_commands, table_commands, guard_commands, inspect_commands,
     prediction_commands, export_commands, replica_command,
     resize_command, fault_commands,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.service.cli.targets import path_of
 from headrace.service.monitor.alarms import held_text
-from headrace.service.monitor.lines import count, progress_line
+from headrace.service.monitor.lines import count, progress_line, tried_lines, tuning_text
 from headrace.trainer.job_status import HeldShrink, Status, read
+from headrace.trainer.tuning_status import TuningStatus
 
 if TYPE_CHECKING:
     from headrace.service.python.rest_client import ServiceClient
@@ -25,7 +26,7 @@ def job_lines(jobs: Sequence[Json]) -> list[str]:
     if not jobs:
         return ["no jobs"]
     width = max((len(job["name"]) for job in jobs), default=0)
-    return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
+    return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job) or _tuning(job)}".rstrip() for job in jobs]
 
 
 def phase_line(job: Json) -> str:
@@ -36,7 +37,8 @@ def phase_line(job: Json) -> str:
 
 def status_lines(job: Json) -> list[str]:
     """A job's phase, figures, problems and alarms."""
-    lines = [phase_line(job), progress_line(as_status(job))]
+    status = as_status(job)
+    lines = [phase_line(job), progress_line(status)]
     if trouble := _trouble(job):
         lines.append(trouble)
     lines += (job.get("outcome") or {}).get("lines", [])
@@ -44,7 +46,10 @@ def status_lines(job: Json) -> list[str]:
         lines.append(f"advice: {advice}")
     if (straggler := job.get("straggler")) and not job.get("outcome"):
         lines.append(f"straggler: {straggler['text']}")
-    return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
+    lines += [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
+    if status.tuning is not None and status.tuning.tried:
+        lines += [f"tuned: {status.tuning.tried[0].name}", *tried_lines(status.tuning.tried)]
+    return lines
 
 
 def table_lines(tables: Sequence[Json]) -> list[str]:
@@ -108,6 +113,10 @@ def _trouble(job: Json) -> str:
     outcome = job.get("outcome")
     ended = f"ended with {outcome['code']}: {outcome['reason']}" if outcome else ""
     return job.get("trouble") or ended
+
+
+def _tuning(job: Json) -> str:
+    return tuning_text(read(TuningStatus, job.get("tuning") or {}))
 
 
 def _is_number(value: Any) -> bool:

@@ -56,6 +56,10 @@ class GenerationPlans:
         self._until: str | None = None
         self.most = job.spec.cluster.num_trainers
 
+    def begin_with(self, job: LoadedJob) -> None:
+        """Before the first plan: the job under the settings that it has chosen."""
+        self._job = job
+
     def phases(self) -> Iterator[NextPlan]:
         """The phases of the job, each a way to plan its generations.
 

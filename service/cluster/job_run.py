@@ -31,7 +31,7 @@ from headrace.service.cluster.store import PAUSED, REPORT, WORKERS, claimed, cle
 from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from headrace.service.cluster.supervision import RestartLimits, RunOutcome
 from headrace.service.cluster.trace_file import begin_trace, finish_trace
-from headrace.service.cluster.tuning import tuned_at_start
+from headrace.service.cluster.tuning import tune_first
 from headrace.service.monitor.lines import summary_lines
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob
@@ -76,6 +76,8 @@ class JobRun:
                 with on_stop_signal(self._stop_scoring):
                     self._evaluator.finish()
             self.add_to_report(EVALUATOR, plain(self._evaluator.status()))
+        if self.report and self.launcher.tuning is not None:
+            self.add_to_report("tuning", plain(self.launcher.tuning))
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
@@ -148,7 +150,7 @@ def open_run(
         held.callback(clear_live, store)  # commits hold all that is needed
         set_paused(store, paused)
         newest = fetch_commits(job, on_line, fresh=fresh)
-        written, job = job, tuned_at_start(with_store_defaults(job), on_line, stopped)
+        written, job = job, with_store_defaults(job)
         if text := old_defaults_note(job):
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
@@ -171,6 +173,7 @@ def open_run(
             elastic=elastic,
             stop_code=stopped,
         )
+        tune_first(job, plans, runner, launcher, folder, on_line)
         joins, evaluator = job.spec.join is not None, held.enter_context(evaluating(written, folder, on_line))
         if trace is None:
             yield JobRun(runner, store, joins=joins, evaluator=evaluator)

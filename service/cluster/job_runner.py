@@ -39,11 +39,14 @@ from headrace.service.cluster.supervision import (
 from headrace.service.cluster.worker_plan import JobPlan
 from headrace.trainer.job_status import StallStatus, Status
 from headrace.trainer.rank0.resize_messages import STANDBY
+from headrace.trainer.tuning_status import TuningStatus
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
 
-NOT_READY = ("starting", "restarting", STANDBY)
+StopRequestedWithin = Callable[[float], bool]
+"""Waits so many seconds; returns at once, and true, where the job is asked to stop."""
+NOT_READY = ("starting", "tuning", "restarting", STANDBY)
 """States of a job whose workers do not run yet."""
 STORE_PAUSES = Backoff.doubling(1.0, 10.0)
 """Between two tries to plan a generation while the object store cannot be reached; there is no last try."""
@@ -91,6 +94,10 @@ class JobRunner:
         """True if a stop was requested, also of what follows the stream; set by `run` and by what follows."""
         self._refused_before = Counter(refusals.PROCESS.counts())
         self._version = 0  # the newest that a rank 0 has reported
+        self.tuning: TuningStatus | None = None
+        """Shown in the status; set by `first`, and before `run` for a job that has tuned. Any thread."""
+        self.first: Callable[[StopRequestedWithin], RunOutcome | None] = lambda stop_requested_within: None
+        """Work before the workers start; its outcome if they are not to start. Set before `run`."""
         self.then: Callable[[RunOutcome, Launcher, int], RunOutcome] | None = None
         """Work on the launcher once the stream is drained, before its agents end: it takes the outcome so far and the
         number of the next generation. Set before `run`."""
@@ -115,6 +122,8 @@ class JobRunner:
         )
         if self._elastic is not None:
             told = replace(told, elastic=self._elastic.status())
+        if (tuning := self.tuning) is not None:
+            told = replace(told, tuning=tuning, state="tuning" if tuning.name else told.state)
         if self._generation is None:
             return told
         if late := self._generation.unrenewed:
@@ -171,6 +180,9 @@ class JobRunner:
 
     def _run_phases(self) -> RunOutcome:
         outcome = RunOutcome(ExitCode.DRAINED, "there was nothing to do")
+        if (instead := self.first(self._stop_requested_within)) is not None:
+            self.stopped = instead.code == ExitCode.DRAINED
+            return instead
         for plan in self._phases:
             if self._generation is not None:
                 self._show_restarting()

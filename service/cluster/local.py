@@ -122,6 +122,11 @@ class ProcessLauncher(JobLauncher):
         if self._server is not None:
             self._server.close()
 
+    @property
+    def starter(self) -> Starter:
+        """Starts other processes on this machine as it starts workers."""
+        return self._starter
+
     def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
         if generation < self._newest:
             raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")

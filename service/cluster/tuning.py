@@ -1,51 +1,57 @@
-"""Tries settings of a job on the first events of its stream, and lets a new job choose its own before its first pass.
+"""Lets a new job choose its settings on the first events of its stream, before its first pass.
 
-Each setting trains the same events from the beginning, as an embedded job in a store of its own. The first one reads
-source and pipe and keeps the samples in files, which the others read. Successive halving (Jamieson, Talwalkar 2016) by
-the loss of samples that are predicted before they are learnt: no clock takes part, so that a repetition chooses the
-same. A job is a function of its settings and its log, so the new job need not take over what the best one has learnt.
+One process on this machine tries the settings (trainer.train.tuning), in a folder of the job's store. A job is a
+function of its settings and its log, so the new job need not take over what the best one has learnt. The process can be
+killed at any time: it is started again, and chooses the same.
 """
 
 import json
-import math
+import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace import documents
+from headrace.codec import plain
 from headrace.dataset.sources.kinds import open_sources
 from headrace.dataset.spec.config import Opening
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.extras import require
-from headrace.lifecycle import ExitCode, stop_flag
-from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.lifecycle import ExitCode, error_in
+from headrace.service.cluster.child import Spawner, Starter, WorkerProcess
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_runner import JobRunner, StopRequestedWithin
+from headrace.service.cluster.local import LocalWorker, ProcessLauncher
+from headrace.service.cluster.run_folder import write_private
+from headrace.service.cluster.runtime import LAUNCHER, PYTHON, CannotStart, Launcher, OnLine
 from headrace.service.cluster.store import TUNED, TUNING
 from headrace.service.cluster.store_defaults import newest_spec
-from headrace.service.cluster.warm import warm_launchers
-from headrace.service.cluster.worker_plan import OF_ANY_JOB
+from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.service.spec.tuned_settings import AS_IT_IS, Keys, settings_to_try, under_choice, with_keys
-from headrace.trainer.journal.job_history import JobHistory
-from headrace.trainer.journal.log import read_history
+from headrace.trainer.job_status import read
 from headrace.trainer.tuning_config import TriedSetting, TuningChoice
+from headrace.trainer.tuning_status import PROGRESS, TriedStatus, TuningStatus
 
 SUFFIX = "-tuning"
-"""Of the Kafka groups of its runs."""
+"""Of the Kafka groups of the trials."""
 SAMPLES = "samples"
 MAX_KEPT_BYTES = 8 << 30
-"""Most bytes of kept samples; the rest is read through source and pipe again."""
-PASSES = 8
-"""Number of passes of the events."""
-ROUNDS = ((2, 1), (4, 2), (8, 4))
-"""Successive halving: after so many of the passes, one of so many of the settings goes on."""
+"""Most bytes of samples that the trials of a job with a join keep in files; others keep theirs in memory."""
 LEFT_OUT = ("exports", "predict", "evaluator", "guards", "cluster", "tuning")
-"""Sections of the job that its runs lack."""
+"""Sections of the job that trials lack."""
 OPEN_S = 60.0
+LOOK_S = 0.1
+"""Time between two looks at the process."""
+MAX_STARTS = 4
+"""Most starts of the process; one that is killed so often leaves the job as it is."""
 
 
 class TuningStopped(HeadraceError):
@@ -55,60 +61,174 @@ class TuningStopped(HeadraceError):
         super().__init__("stopped while it tried settings; the next start tries them again")
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A setting and how it fared; see TriedSetting."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Settings to try, and the events to try them on."""
 
-    name: str
-    keys: Keys
-    events: int = 0
-    logloss: float | None = None
-    auc: float | None = None
+    job: LoadedJob
+    settings: Mapping[str, Keys]
+    """Values by the path of their key, by name; the first is the job as it is."""
+    events: int
+    newest: bool = False
+    """The last events of the stream, in place of the first."""
 
-    @property
-    def merit(self) -> tuple[bool, int, float]:
-        """Lower is better: those that have trained more come first, then those with the lower loss."""
-        return self.logloss is None, -self.events, self.logloss or 0.0
+    @classmethod
+    def of(cls, job: LoadedJob, *, newest: bool = False) -> "Tuning":
+        """As the section `tuning` of a job says."""
+        settings = dict(list(settings_to_try(job).items())[: job.spec.tuning.settings])
+        return cls(job=job, settings=settings, events=job.spec.tuning.events, newest=newest)
+
+    def tried(
+        self,
+        folder: Path,
+        private: Path,
+        starter: Starter,
+        stop_requested_within: StopRequestedWithin,
+        show: Callable[[TuningStatus], None],
+    ) -> list[TriedStatus]:
+        """The settings, the chosen one first. `folder`: for files, new; `private`: for the configuration, which
+        has the secrets. Raises SpecError where none can be run, TuningStopped, CannotStart.
+        """
+        for _ in range(MAX_STARTS):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            write_private(private / "tuning.json", self.config(folder))
+            command = (*PYTHON, "headrace.trainer.train.tuning", "--config", str(private / "tuning.json"))
+            try:
+                child = starter.start(command, self.job.folder)
+            except OSError as error:
+                raise CannotStart("tuning", error) from error
+            with _running(child) as worker:
+                while worker.poll() is None:
+                    show(_progress(folder))
+                    if stop_requested_within(LOOK_S):
+                        raise TuningStopped
+            code = worker.poll()
+            if code == 0:
+                return _progress(folder).tried
+            assert code is not None
+            if code > 0:
+                break
+        raise SpecError(error_in(worker.last_lines()) or f"the trials ended with code {code}")
+
+    def config(self, folder: Path) -> dict[str, Any]:
+        """A TrialsConfig."""
+        job = self._quiet(folder)
+        where = {"folder": str(job.folder), "store": str(folder)}
+        worker = {"job": job.raw, "secrets": job.secrets, **where, "rank": 0, "world": 1, "cores": os.cpu_count() or 1}
+        settings = {name: dict(keys) for name, keys in self.settings.items()}
+        return {"trainer": worker, "settings": settings, "events": self.events, "newest": self.newest}
+
+    def _quiet(self, folder: Path) -> LoadedJob:
+        """The job as trials have it. Raises SpecError."""
+        job = self.job
+        raw = {key: value for key, value in job.whole().items() if key not in LEFT_OUT}
+        raw |= {"store": {"path": str(folder)}, "cluster": {"trainers": 1, "shards": 0}}
+        own: dict[str, Any] = {
+            "train.tune": "off",
+            "train.matmul": "mkl",  # the measured ones depend on a clock
+            "metrics.halves": False,
+            "metrics.slices": [],
+        }
+        if job.spec.join is not None:
+            own |= {"passes.keep_in": str(folder / SAMPLES), "passes.keep": f"{MAX_KEPT_BYTES >> 20}MiB"}
+        return job_of(with_keys(with_own_groups(raw, job.spec, SUFFIX), own), job.folder)
 
 
-def tuned_at_start(job: LoadedJob, on_line: OnLine, stopped: ExitCode = ExitCode.DRAINED) -> LoadedJob:
-    """The job under the settings that it chooses, if it is new and may choose any. Its store is held. Raises
-    TuningStopped, with the exit code `stopped`. Main thread only.
+@contextmanager
+def _running(child: WorkerProcess) -> Iterator[LocalWorker]:
+    """The process of the trials; it and what it started are gone at the end."""
+    worker = LocalWorker("tuning", child, lambda name, text: None, lambda name, code: None)
+    try:
+        yield worker
+    finally:
+        worker.kill()  # also waits for the last lines of one that has ended
 
-    1. Remove what a killed run has left. 2. Try the settings. 3. Write the choice: until then the next run begins anew.
+
+def _progress(folder: Path) -> TuningStatus:
+    try:
+        return read(TuningStatus, documents.read_object(folder / PROGRESS))
+    except FileNotFoundError:
+        return TuningStatus(name="starts")
+
+
+def tune_first(
+    job: LoadedJob, plans: GenerationPlans, runner: JobRunner, launcher: Launcher, private: Path, on_line: OnLine
+) -> None:
+    """Before the first pass of `runner`, let the job choose its settings if it is new and may choose any.
+
+    The choice is shown from then on. The store is held. `private`: the run folder.
     """
-    folder = job.store / TUNING
-    shutil.rmtree(folder, ignore_errors=True)  # 1
+    shutil.rmtree(job.store / TUNING, ignore_errors=True)  # a killed run has left it
+    if job.spec.tuning.chosen is not None:
+        runner.tuning = _shown(job)
+        return
     if not _is_due(job):
+        return
+    starter = launcher.starter if isinstance(launcher, ProcessLauncher) else Spawner()
+
+    def first(stop_requested_within: StopRequestedWithin) -> RunOutcome | None:
+        def show(status: TuningStatus) -> None:
+            runner.tuning = status
+
+        try:
+            tuned = _tuned(job, private, starter, stop_requested_within, show, on_line)
+        except TuningStopped as error:
+            return RunOutcome(ExitCode.DRAINED, str(error))
+        finally:
+            runner.tuning = None
+            shutil.rmtree(job.store / TUNING, ignore_errors=True)
+        runner.tuning = _shown(tuned)
+        plans.begin_with(tuned)
+        return None
+
+    runner.first = first
+
+
+def _shown(job: LoadedJob) -> TuningStatus | None:
+    """The choice of a job, for its status."""
+    if (chosen := job.spec.tuning.chosen) is None:
+        return None
+    return TuningStatus(tried=[read(TriedStatus, each.model_dump()) for each in chosen.tried])
+
+
+def _tuned(
+    job: LoadedJob,
+    private: Path,
+    starter: Starter,
+    stop_requested_within: StopRequestedWithin,
+    show: Callable[[TuningStatus], None],
+    on_line: OnLine,
+) -> LoadedJob:
+    """The job under the settings that it chooses. Raises TuningStopped.
+
+    1. Try the settings. 2. Write the choice: until then the next run begins anew.
+    """
+    tuning = Tuning.of(job)
+    if len(tuning.settings) < 2 or not _has_backlog(job, tuning.events, on_line):
         return job
-    settings = dict(list(settings_to_try(job).items())[: job.spec.tuning.settings])
-    events = job.spec.tuning.events
-    if len(settings) < 2 or not _has_backlog(job, events, on_line):
-        return job
-    on_line(LAUNCHER, f"tuning: {len(settings)} settings learn the first {events:,} events each in turn")
+    on_line(LAUNCHER, f"tuning: {len(tuning.settings)} settings learn the first {tuning.events:,} events each in turn")
     begin_s = time.monotonic()
     try:
-        tried = try_settings(job, settings, folder, events, on_line)  # 2
-    except TuningStopped as error:
-        error.exit_code = stopped
-        raise
+        tried = tuning.tried(job.store / TUNING, private, starter, stop_requested_within, show)  # 1
     except SpecError as error:
         on_line(LAUNCHER, f"not tuned: {error}")
         return job
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    choice = TuningChoice(tried=tuple(TriedSetting(**asdict(each)) for each in tried)).model_dump(mode="json")
+    choice = choice_of(tried).model_dump(mode="json")
     with writing(job.store / TUNED):
-        write_whole(REAL, job.store / TUNED, json.dumps(choice).encode())  # 3
+        write_whole(REAL, job.store / TUNED, json.dumps(choice).encode())  # 2
     on_line(LAUNCHER, f"tuned in {time.monotonic() - begin_s:.1f} s: {words_of(tried)}")
     return under_choice(job, choice)
 
 
+def choice_of(tried: Sequence[TriedStatus]) -> TuningChoice:
+    """The choice as a fact of the job."""
+    return TuningChoice(tried=tuple(TriedSetting(**plain(each)) for each in tried))
+
+
 def _is_due(job: LoadedJob) -> bool:
     train = job.spec.train
-    if train.tune != "auto" or not train.learn or job.spec.tuning.chosen is not None or job.ends_after is not None:
-        return False
-    return newest_spec(job.store) is None
+    return train.tune == "auto" and train.learn and job.ends_after is None and newest_spec(job.store) is None
 
 
 def _has_backlog(job: LoadedJob, events: int, on_line: OnLine) -> bool:
@@ -129,7 +249,7 @@ def _has_backlog(job: LoadedJob, events: int, on_line: OnLine) -> bool:
     if waiting < events and not source.bounded:
         on_line(
             LAUNCHER,
-            f"not tuned: the stream has {waiting:,} of {events:,} events yet; `headrace sweep` compares settings later",
+            f"not tuned: the stream has {waiting:,} of {events:,} events yet; `headrace tune` compares settings later",
         )
     return waiting >= events
 
@@ -139,117 +259,10 @@ def with_own_groups_of(job: LoadedJob) -> Mapping[str, Any]:
     return job_of(with_own_groups(job.whole(), job.spec, SUFFIX), job.folder).spec.sources
 
 
-def try_settings(
-    job: LoadedJob, settings: Mapping[str, Keys], folder: Path, events: int, on_line: OnLine
-) -> list[Trial]:
-    """The settings in the order of their merit, each after it has trained at most the first `events` positions.
-
-    `settings`: by name, values by the path of their key. `folder`: for their stores, new. Main thread only. Raises
-    SpecError where none can be run, TuningStopped.
-    """
-    each_pass = max(1, events // PASSES)
-    jobs = {
-        name: _beside(job, keys, folder / f"{number:02}", folder / SAMPLES, each_pass)
-        for number, (name, keys) in enumerate(settings.items())
-    }
-    trials = {name: Trial(name, keys) for name, keys in settings.items()}
-    begin_s, first = time.monotonic(), True
-    with warm_launchers(OF_ANY_JOB), stop_flag() as stopping:
-        for passes, most in rounds(len(trials)):
-            for trial in _best(trials.values())[:most]:
-                trials[trial.name] = _trained(trial, jobs[trial.name], passes * each_pass)
-                if stopping.is_set():  # before or after a run, which hears of stops itself
-                    raise TuningStopped
-                if first:
-                    whole_s = (time.monotonic() - begin_s) * num_passes(len(trials)) / passes
-                    on_line(LAUNCHER, f"tuning takes about {whole_s:.0f} s, by the first of its runs")
-                    first = False
-    if all(each.logloss is None for each in trials.values()):
-        raise SpecError("no setting could be trained")
-    return _best(trials.values())
-
-
-def rounds(settings: int) -> list[tuple[int, int]]:
-    """Up to which pass how many of so many settings train, by round; where none is left out, rounds are one."""
-    found = {max(2, -(-settings // share)): passes for passes, share in ROUNDS}
-    return [(passes, most) for most, passes in found.items()]
-
-
-def num_passes(settings: int) -> int:
-    """How many passes so many settings train, all of them together."""
-    found = rounds(settings)
-    before = (0, *(passes for passes, _ in found))
-    return sum(most * (passes - last) for (passes, most), last in zip(found, before, strict=False))
-
-
-def _best(trials: Iterable[Trial]) -> list[Trial]:
-    """By merit; of equal ones the first."""
-    return sorted(trials, key=lambda each: each.merit)
-
-
-def _beside(job: LoadedJob, keys: Keys, store: Path, samples: Path, each_pass: int) -> LoadedJob:
-    """The job under a setting, in a store of its own. Raises SpecError."""
-    raw = {key: value for key, value in job.whole().items() if key not in LEFT_OUT}
-    raw |= {"store": {"path": str(store)}, "cluster": {"trainers": 1, "shards": 0}}
-    own = {
-        "train.tune": "off",
-        "train.matmul": "mkl",  # the measured ones depend on a clock
-        "metrics.halves": False,
-        "metrics.slices": [],
-        "passes.keep_in": str(samples),
-        "passes.keep": f"{MAX_KEPT_BYTES >> 20}MiB",
-        "passes.max_events": each_pass,
-        "passes.cut": "count",
-        "commit.keep": PASSES,  # so that the log keeps the closes of the last half
-    }
-    return job_of(with_keys(with_own_groups(raw, job.spec, SUFFIX), {**keys, **own}), job.folder)
-
-
-def _trained(trial: Trial, job: LoadedJob, positions: int) -> Trial:
-    """The setting after it has trained so many positions of the stream. Raises TuningStopped."""
-    from headrace.service.cluster.job_run import open_run  # which tunes new jobs
-
-    with open_run(replace(job, ends_after=positions), lambda worker, text: None) as opened:
-        outcome = opened.run()
-        if opened.launcher.stopped:
-            raise TuningStopped
-    trial = replace(trial, events=positions)
-    if outcome.code != ExitCode.DRAINED:
-        return replace(trial, logloss=None, auc=None)
-    return measured(trial, read_history(job.store / "log"), {task.name: task.weight for task in job.spec.tasks})
-
-
-def measured(trial: Trial, history: JobHistory, weights: Mapping[str, float]) -> Trial:
-    """The setting by the closes in its log: means over the last half of its passes. `weights`: of losses, by task."""
-    newest = max(history.closes, default=0)
-    closes = [each.content for number, each in sorted(history.closes.items()) if 2 * number > newest]
-    last = [each for each in closes if each.samples]
-    losses = [sum(weight * _loss(each.of_pass.get(task, {})) for task, weight in weights.items()) for each in last]
-    aucs = [each.of_pass.get(next(iter(weights)), {}).get("auc") for each in last]
-    samples = [each.samples for each in last]
-    loss = _mean(losses, samples)
-    auc = None if None in aucs else _mean(aucs, samples)
-    return replace(trial, logloss=loss, auc=auc)
-
-
-def _loss(measures: Mapping[str, Any]) -> float:
-    """The log loss of a task, or its squared error; not a number where it has neither."""
-    value, rmse = measures.get("logloss"), measures.get("rmse")
-    if value is None:
-        return math.nan if rmse is None else float(rmse) ** 2
-    return float(value)
-
-
-def _mean(values: Sequence[float], samples: Sequence[int]) -> float | None:
-    """The mean, weighted by samples; None where there is none."""
-    mean = math.fsum(value * number for value, number in zip(values, samples, strict=True)) / max(1, sum(samples))
-    return mean if values and math.isfinite(mean) else None
-
-
-def words_of(tried: Sequence[Trial]) -> str:
+def words_of(tried: Sequence[TriedStatus]) -> str:
     """The choice in one line."""
     best = tried[0]
     if not best.keys:
-        return f"the job stays {AS_IT_IS}, the best of {len(tried)} settings"
+        return f"the job stays {AS_IT_IS}: none of {len(tried)} settings is clearly better"
     keys = ", ".join(f"{key} = {value}" for key, value in best.keys.items())
-    return f"{best.name!r} is the best of {len(tried)} settings: {keys}"
+    return f"{best.name!r} is chosen of {len(tried)} settings: {keys}"

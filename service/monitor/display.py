@@ -27,6 +27,7 @@ from headrace.service.monitor.lines import (
     restarts_text,
     time_text,
     total,
+    tuning_text,
 )
 from headrace.service.monitor.shows import PlainShow, Show
 from headrace.trainer.job_status import CommitStatus, MirrorStatus, Status
@@ -42,6 +43,7 @@ STYLES = {
     "draining": "yellow",
     "done": "green",
     "restarting": "yellow",
+    "tuning": "yellow",
     "failed": "red",
 }
 
@@ -68,6 +70,8 @@ def render(status: Status, log_lines: Sequence[str], *, ends: bool = False) -> R
         parts.append(Text(evaluator_line(status.evaluator), style="dim"))
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
+    if tuning := tuning_text(status.tuning):
+        parts.append(Text(tuning, style="dim"))
     if restarts := restarts_text(status):
         parts.append(Text(restarts, style="yellow"))
     return Group(Panel(Group(*parts), title=title, title_align="left"), *lines)

@@ -1,12 +1,13 @@
 """A job's progress and its end as lines of plain text, for terminals and logs. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.printable import counted
 from headrace.service.monitor.alarms import alarms, held_text
 from headrace.trainer.job_status import ElasticStatus, EvaluatorStatus, ExportStatus, Status, numbers, read
 from headrace.trainer.run_report import ReportedTable, RunReport
+from headrace.trainer.tuning_status import TriedStatus, TuningStatus
 
 SHOWN_IDLE_S = 10.0
 """A line of progress names the time without events from here on."""
@@ -44,6 +45,8 @@ def total(counts: Mapping[str, float]) -> float | None:
 
 def progress_line(status: Status) -> str:
     """The progress of a job in one line."""
+    if words := tuning_text(status.tuning):
+        return words
     parts = [
         status.state,
         f"pass {count(status.pass_number)}",
@@ -148,6 +151,21 @@ def resize_text(status: Status) -> str:
     return f"resize to {workers}: {resize.state}{far}"
 
 
+def tuning_text(tuning: TuningStatus | None) -> str:
+    """How far the tuning of a new job is; empty where none goes on."""
+    if tuning is None or not tuning.name:
+        return ""
+    return f"tuning: {f'trial {tuning.trial} of {tuning.of}: ' if tuning.trial else ''}{tuning.name}"
+
+
+def tried_lines(tried: Sequence[TriedStatus]) -> Iterator[str]:
+    """The settings that were tried, as a table: each with its loss, the chosen one first."""
+    width = max((len(each.name) for each in tried), default=0)
+    for each in tried:
+        measures = f"log loss {ratio(each.logloss)}  AUC {ratio(each.auc)}"
+        yield f"  {each.name:<{width}}  {measures}  {count(each.events)} events"
+
+
 def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """A finished run as lines, from the content of its report.json."""
     report = read(RunReport, found)
@@ -180,6 +198,9 @@ def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"held      {held_text(name, held)}"
     if report.evaluator is not None:
         yield evaluator_line(report.evaluator)
+    if report.tuning is not None and report.tuning.tried:
+        yield f"tuned     {report.tuning.tried[0].name}; settings that were tried, the chosen one first:"
+        yield from tried_lines(report.tuning.tried)
     if report.advice:
         yield f"advice    {report.advice}"
     if report.straggler is not None:

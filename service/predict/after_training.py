@@ -150,13 +150,15 @@ class RunThenPredict:
 
     def _predict(self, request: PredictionRequest, launcher: "OpenLauncher | None") -> RunOutcome:
         """1. Predict, up to _DONE. 2. Add the prediction to the report."""
+        from headrace.service.cluster.store_defaults import with_store_defaults
         from headrace.service.predict.prediction import predict
         from headrace.trainer.predict.output_files import PredictionOutput
 
+        job = with_store_defaults(self._job)  # a new one may have chosen its settings meanwhile
         self._notify(None, f"the stream is drained; predicting into {request.output}")
         beside = (request.share or 1.0) < 1  # nothing trains in the store, though it is locked
         manifest = predict(
-            self._job, request, self._notify, self._cancelled, self._on_line, beside=beside, launcher=launcher
+            job, request, self._notify, self._cancelled, self._on_line, beside=beside, launcher=launcher
         )  # 1
         self.predicted = {
             "output": request.output,

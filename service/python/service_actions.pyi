@@ -358,6 +358,7 @@ JobStatus = TypedDict(
         "workers": dict[str, float],
         "resizing": ResizeProgress | None,
         "elastic": ElasticTrainers | None,
+        "tuning": TuningProgress | None,
         "links": dict[str, dict[str, dict[str, float]]],
         "straggler": Straggler | None,
         "staleness_steps": dict[str, dict[str, float]],
@@ -619,6 +620,31 @@ class TokenEntry(TypedDict):
     expires: str | None
     last_used: str | None
     revoked: str | None
+
+class TuningProgress(TypedDict):
+    """The tuning of a job with train.tune = "auto"."""
+
+    trial: float
+    """Number of the trial that runs, from 1; 0: none does."""
+    of: float
+    """Trials in all; a last one may be added."""
+    name: str
+    """The setting that is tried; empty once the job has chosen."""
+    tried: list[TuningTrial]
+    """All settings, the chosen one first; empty before the end."""
+
+class TuningTrial(TypedDict):
+    """A setting that a new job tried on the first events of its stream."""
+
+    name: str
+    keys: dict[str, Any]
+    """Values that differ from the job file, by the path of their key."""
+    events: float
+    """Events that it has learnt."""
+    logloss: float | None
+    """Mean loss of the last half of those, predicted before they were learnt; null: it failed."""
+    auc: float | None
+    """AUC of the same samples."""
 
 Wire = Literal["float32", "bfloat16", "int8"]
 

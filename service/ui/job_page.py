@@ -7,6 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from headrace.printable import counted
+from headrace.service.monitor.lines import tried_lines, tuning_text
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import Visitor, list_all
 from headrace.service.ui.format import (
@@ -28,6 +29,8 @@ from headrace.service.ui.job_output import LettersPart, OutputPart
 from headrace.service.ui.job_stream import StreamPart
 from headrace.service.ui.job_tables import TablesPart
 from headrace.service.ui.recorder import Recorder
+from headrace.trainer.job_status import read
+from headrace.trainer.tuning_status import TuningStatus
 
 JOBS_EVERY = 10
 """Ticks between two updates of the list of other jobs."""
@@ -158,6 +161,10 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         stand_by = "stands by" if elastic["spares"] == 1 else "stand by"
         spares = f", and {counted(elastic['spares'], 'worker')} {stand_by}" if elastic["spares"] else ""
         notes.append(("", f"This job has {counted(elastic['present'], 'trainer')}, of {bounds}{spares}.{waits}"))
+    if (tuning := job["tuning"]) is not None:
+        found = read(TuningStatus, tuning)
+        chosen = [f"This job has chosen its settings: {found.tried[0].name}.", *tried_lines(found.tried)]
+        notes.append(("", "\n".join(chosen)) if found.tried else ("warn", tuning_text(found)))
     if not job["learning"]:
         notes.append(("", "This job only predicts. It does not learn."))
     return notes

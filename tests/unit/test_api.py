@@ -146,6 +146,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "day": None,
         "resizing": None,
         "elastic": None,
+        "tuning": None,
         "overrides": {},
         "exports": {"main": STATUS["operations"]["exporting"]["main"]},
         "evaluator": None,

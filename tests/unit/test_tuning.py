@@ -1,5 +1,6 @@
 """Which settings a new job tries, by what the best one is found, and where its values hold."""
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -7,10 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import plain
+from headrace.dataset.loader.batch_loader import PassTally
 from headrace.errors import SpecError
-from headrace.service.cluster.tuning import PASSES, Trial, _best, num_passes, rounds
+from headrace.service.api.job_figures import figures_of
+from headrace.service.cli.tune_command import file_lines
+from headrace.service.monitor.lines import progress_line, tried_lines
 from headrace.service.spec.job import job_of
 from headrace.service.spec.tuned_settings import AS_IT_IS, settings_to_try, under_choice
+from headrace.trainer.job_status import Status, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.train.tuning import (
+    PASSES,
+    KeptPass,
+    KeptReader,
+    Trial,
+    best,
+    chosen_first,
+    combined,
+    going_on,
+    rounds,
+)
+from headrace.trainer.tuning_status import TriedStatus, TuningStatus
 from tests.integration.stream_job import SPEC
 from tests.jobs import changed
 
@@ -103,27 +122,99 @@ def test_a_choice_sets_nothing_but_what_is_tuned(keys, message):
         job(tuning={"chosen": {"tried": [{"name": "bad", "keys": keys}]}})
 
 
-@given(st.integers(2, 64))
-def test_each_round_leaves_some_out_and_two_learn_all(settings):
-    found = rounds(settings)
+@given(st.integers(2, 64), st.integers(2, PASSES))
+def test_each_round_leaves_some_out_and_two_learn_all(settings, num_passes):
+    found = rounds(settings, num_passes)
     passes, most = zip(*found, strict=True)
     assert most[0] == settings
-    assert (passes[-1], most[-1] >= 2) == (PASSES, True)
+    assert (passes[-1], most[-1] >= 2) == (num_passes, True)
     assert list(most) == sorted(set(most), reverse=True)
-    assert list(passes) == sorted(set(passes))
+    assert list(passes) == sorted(passes)
 
 
-def test_eight_settings_learn_four_times_the_events():
-    assert num_passes(8) == 4 * PASSES
-    assert num_passes(2) == 2 * PASSES
+def trial(name: str, *losses: float, keys: str = "", failure: str = "") -> Trial:
+    """Of passes with ten samples each."""
+    measures = [(10, loss, 0.5) for loss in losses]
+    return Trial(name, {each: 1 for each in keys}, measures, events=10 * len(losses), failure=failure)
 
 
 def test_the_best_has_learnt_most_then_loses_least_then_comes_first():
     trials = [
-        Trial("failed", {}, 320),
-        Trial("early", {}, 80, 0.1, 0.9),
-        Trial("worse", {}, 320, 0.5, 0.9),
-        Trial("first", {}, 320, 0.4, 0.6),
-        Trial("equal", {}, 320, 0.4, 0.7),
+        trial("failed", 0.1, 0.1, failure="a loss is not finite"),
+        trial("early", 0.1),
+        trial("worse", 0.1, 0.5),
+        trial("first", 0.9, 0.4),
+        trial("equal", 0.8, 0.4),
     ]
-    assert [each.name for each in _best(trials)] == ["first", "equal", "worse", "early", "failed"]
+    assert [each.name for each in best(trials)] == ["first", "equal", "worse", "early", "failed"]
+
+
+def test_the_loss_is_that_of_the_second_half_weighted_by_samples():
+    found = Trial("any", {}, [(10, 9.0, 0.1), (10, 9.0, 0.1), (10, 0.4, 0.7), (30, 0.6, 0.9)])
+    assert found.measured(4) == pytest.approx((0.55, 0.85))
+    assert found.measured(2) == pytest.approx((9.0, 0.1))
+    unlabelled = Trial("any", {}, [(10, 0.4, 0.7), (0, math.nan, None)])
+    assert unlabelled.measured(2) == (None, None)
+
+
+def test_the_job_as_it_is_goes_on_beside_those_that_are_better():
+    trials = [trial("as it is", 0.9), trial("a", 0.1), trial("b", 0.2), trial("c", 0.3)]
+    assert [each.name for each in going_on(trials, 2)] == ["a", "as it is"]
+    assert [each.name for each in going_on(trials[:2], 2)] == ["a", "as it is"]
+
+
+def test_the_best_change_of_each_kind_is_tried_together_with_the_others():
+    plain = trial("as it is", 0.5, 0.5, 0.5, 0.5)
+    trials = [
+        plain,
+        trial("x up", 0.4, 0.4, keys="x"),
+        trial("x down", 0.45, 0.45, 0.45, 0.45, keys="x"),
+        trial("y", 0.49, 0.49, keys="y"),
+        trial("worse", 0.6, 0.6, keys="z"),
+        trial("failed", 0.1, keys="w", failure="a loss is not finite"),
+    ]
+    together = combined(trials)
+    assert together is not None
+    assert together.keys == {"x": 1, "y": 1}
+    assert combined([plain, *trials[1:3]]) is None, "one kind alone has been tried"
+
+
+def test_another_setting_is_chosen_only_if_it_is_clearly_better_all_along():
+    plain = trial("as it is", 0.9, 0.9, 0.5, 0.5)
+    clear, scant = trial("clear", 0.9, 0.9, 0.49, 0.49), trial("scant", 0.9, 0.9, 0.4995, 0.4995)
+    once, early = trial("once", 0.9, 0.9, 0.4, 0.51), trial("early", 0.1, 0.1)
+    assert [each.name for each in chosen_first([plain, scant, clear, early])] == ["clear", "scant", "as it is", "early"]
+    assert [each.name for each in chosen_first([plain, once, scant])] == ["as it is", "once", "scant"]
+    failed = trial("as it is", 0.9, failure="a loss is not finite")
+    assert chosen_first([failed, scant])[0] is scant
+
+
+def test_samples_in_memory_are_read_any_number_of_times():
+    plan = PassPlan(1, ((),))
+    counted = PassTally(num_events=3, rejected={"unparsable": 1})
+    reader = KeptReader([KeptPass(plan, ["block"], counted)])
+    for _ in range(2):
+        tally = PassTally()
+        assert list(reader.read(1, (), tally)) == ["block"]
+        assert tally == counted
+        tally.reject("too long")
+    assert counted.rejected == {"unparsable": 1}
+
+
+def test_the_status_of_a_job_says_how_far_its_tuning_is_and_then_what_was_tried():
+    running = Status(state="tuning", tuning=TuningStatus(trial=3, of=14, name="batch / 4"))
+    assert progress_line(running) == "tuning: trial 3 of 14: batch / 4"
+    assert figures_of(running).model_dump()["tuning"]["trial"] == 3
+    tried = [TriedStatus(name="batch / 4", keys={"train.batch_size": 16}, events=320, logloss=0.5, auc=0.75)]
+    chosen = Status(tuning=TuningStatus(tried=tried))
+    assert progress_line(chosen).startswith("starting")
+    assert list(tried_lines(tried)) == ["  batch / 4  log loss 0.5000  AUC 0.7500  320 events"]
+    assert figures_of(chosen).model_dump()["tuning"]["tried"][0]["keys"] == {"train.batch_size": 16}
+    assert read(Status, plain(chosen)) == chosen
+
+
+def test_the_chosen_keys_are_printed_as_a_part_of_a_job_file():
+    keys = {"train.batch_size": 16, "dense.optimizer.kind": "adam", "dense.optimizer.lr": 0.009}
+    text = "\n".join(file_lines(keys))
+    assert text == '[dense.optimizer]\nkind = "adam"\nlr = 0.009\n[train]\nbatch_size = 16'
+    assert tomllib.loads(text) == {"dense": {"optimizer": {"kind": "adam", "lr": 0.009}}, "train": {"batch_size": 16}}

@@ -341,6 +341,18 @@ def test_a_job_that_trains_with_fewer_than_it_may_is_told_above_its_figures():
     assert notes(present=3, spares=0, waits="") == [("", "This job has 3 trainers, of 2 to 3.")]
 
 
+def test_a_job_that_tunes_says_how_far_it_is_and_then_what_it_has_chosen():
+    def notes(**tuning):
+        figures = figures_of(read(Status, {"tuning": tuning})).model_dump()
+        return job_page.notes_of({**figures, **job()})
+
+    assert notes(trial=3, of=14, name="batch / 4") == [("warn", "tuning: trial 3 of 14: batch / 4")]
+    tried = [{"name": "batch / 4", "events": 320, "logloss": 0.5}, {"name": "as it is", "events": 80}]
+    [(_, text)] = notes(tried=tried)
+    assert text.splitlines()[0] == "This job has chosen its settings: batch / 4."
+    assert len(text.splitlines()) == 3
+
+
 def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():
     few = moment_of(read(Status, {"lag": {"a": 1, "b": 2}, "tables": {"t": {"rows": 3}}, "events_per_s": 7}), 1.0)
     assert (few.lag, few.rows, few.events_per_s, few.at_ms) == ({"a": 1, "b": 2}, 3, 7, 1000.0)

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Literal
 
 from headrace.errors import HeadraceError
@@ -81,6 +82,7 @@ class ReplayLog:
         self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s)
         self._ahead = deque(replay)
         self._open: dict[int, ReplayedPass] = {}
+        self._unwritten = count(1)
         self._planned_at = {} if journal is None else journal.planned_at
         self._planned_at |= {logged.plan.number: logged.planned_at for logged in self._ahead}
         self.needed_from = 0
@@ -142,8 +144,11 @@ class ReplayLog:
         return None if logged is None or logged.close is None else logged.operations
 
     def note(self, operation: ActingOperation) -> int:
-        """Log an operation, from any thread; returns the number of its record. Raises as `Log.append`."""
-        assert self._log is not None, "a rerun takes no operations"
+        """Log an operation, from any thread; returns the number of its record. Raises as `Log.append`.
+
+        Where nothing is written, only the deciders of a trial note any; a rerun has those of its log."""
+        if self._log is None:
+            return next(self._unwritten)
         number = self._log.append(operation).number
         failpoint(Failpoint.OPERATION_LOGGED)
         return number

@@ -93,7 +93,6 @@ from headrace.trainer.train.trainer_setup import Setup
 
 MIRROR_END_S = 60.0
 """Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""
-
 HALVES = "halves"
 """Folder in the store with the predictions that the metrics of the two halves need."""
 
@@ -121,11 +120,12 @@ def open_trainer(
     reader: PassReader | None = None,
     standby: Standby | None = None,
     identity: Identity | None = None,
+    beginning: RestartPoint | None = None,
 ) -> Iterator[Trainer]:
     """Everything that one trainer process needs, restored to the last state of the job. Closed in reverse order.
 
     `reader` replaces the source and pipe of the spec; the source still lists what there is to read. `standby`: see
-    `begin_at`. `identity`: of this process, if it has one.
+    `begin_at`. `identity`: of this process, if it has one. `beginning`: replaces `begin_at`; then nothing is written.
     """
     arm(config.faults)
     config, job = _filled(config)
@@ -135,12 +135,13 @@ def open_trainer(
         arithmetic, model = fingerprint(setup.device), build_model(job, schema, config.folder, setup.device, ranks)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
+        held.enter_context(nullcontext() if reader is None else closing(source))
         reader = open_reader(setup, source, dead_letters, instead=reader)
         default_rows = DefaultRows(widths_of(schema, job.tables), setup.device)
         dense = _dense(setup, model, default_rows)
         maker = _maker(setup, dense)
         loader = held.enter_context(_loading(reader, maker, job))
-        beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
+        beginning = beginning or on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
         kernels = _schedule(setup, beginning, model, arithmetic)
         reading = read_first(ranks, beginning, maker, loader, num_stages=dense.num_stages)
         rank0 = held.enter_context(_rank0(setup, beginning))
@@ -182,8 +183,7 @@ def open_trainer(
         )
         maker.begin()  # with the settings in force
         answer = None if rank0 is None else rank0.answer
-        loop = TrainLoop(parts, job.seed, reading)
-        yield Trainer(loop, parts, rank0, written.committer, job, config.store, answer)
+        yield Trainer(TrainLoop(parts, job.seed, reading), parts, rank0, written.committer, job, config.store, answer)
 
 
 @contextmanager

@@ -45,8 +45,7 @@ from headrace.trainer.train.reading import read_ahead
 from headrace.trainer.train.step import StepFacts, Stepper
 
 AHEAD_WAIT_S = 0.02
-"""Longest time all ranks wait for the plan of the next pass before they train this one; where events are there already,
-the plan comes sooner."""
+"""Longest wait of all ranks for the plan of the next pass before they train this one; most plans come sooner."""
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +102,8 @@ class TrainLoop:
         """Rank 0: whether the job goes on with other numbers of workers: this generation ends, the next trains on."""
         return self._duties.resizes
 
-    def run(self) -> None:
-        """Train until the stream ends, a drain is requested or the job is resized, then commit the last version.
+    def run(self, last: int | None = None) -> None:
+        """Train until the stream ends, or a drain or resize; then commit the last version. Or only up to pass `last`.
 
         At the end of the stream, operations that wait for a close get a pass without events; at a drain they wait.
         """
@@ -124,6 +123,8 @@ class TrainLoop:
             if committed:
                 self._commit()
             duties.export()
+            if plan.number == last:
+                return
         progress.ended(resizes=self.resizes)
 
     def _poll_plan(self, wait_s: float) -> News | None:
@@ -151,8 +152,7 @@ class TrainLoop:
 
     def _wait_for_plan(self) -> PassPlan | None:
         """The next pass to train, or None at the end."""
-        ranks = self._parts.ranks
-        clock = self._parts.progress.step
+        ranks, clock = self._parts.ranks, self._parts.progress.step
         while True:
             action = self._duties.next_action(self._next, ended=self._end)
             clock.begin(WaitsFor.TRAINERS)

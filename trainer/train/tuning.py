@@ -1,0 +1,372 @@
+"""The trials of a tuning, in one process: `python -m headrace.trainer.train.tuning --config FILE`, a TrialsConfig.
+
+The first events of the stream, or its newest ones, go through source and pipe once. Every setting learns the same
+samples from memory, as an embedded trainer that logs and commits nothing. Successive halving (Jamieson, Talwalkar 2016)
+by the loss of samples that are predicted before they are learnt: no clock takes part, so that a repetition chooses the
+same. At last the best change of each kind is tried together with the others. service.cluster.tuning starts the process,
+and reads `progress.json` in its store.
+"""
+
+import copy
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from headrace import worker_process
+from headrace.codec import plain
+from headrace.config import set_key, validate
+from headrace.dataset.loader.batch_loader import PassReader, PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import BadInput, HeadraceError, SpecError
+from headrace.secrets import with_secrets
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrialsConfig, WorkerConfig
+from headrace.trainer.journal.job_history import ReplayedPass
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.parts import OPEN_S, source_of
+from headrace.trainer.rank0.planner import PassRules, Planner, StreamEnded
+from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.spec.class_rules import label_bounds_of, masks_of
+from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.train.assembly import Trainer, open_trainer
+from headrace.trainer.tuning_status import PROGRESS, TriedStatus, TuningStatus
+
+PASSES = 8
+"""Number of passes of the events."""
+ROUNDS = ((2, 1), (4, 2), (8, 4))
+"""Successive halving: after so many of the passes, one of so many of the settings goes on."""
+MAX_KEPT_BYTES = 1 << 30
+"""Most bytes of samples in memory. What comes after them is not learnt."""
+MIN_PASSES = 2
+MIN_GAIN = 0.003
+"""Least share of its loss by which the job as it is must be beaten; less may be chance, and gone later."""
+PLAN_S = 60.0
+"""Longest wait for the plan of a pass, of events that are there."""
+COMBINED = "the best together"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPass:
+    """The samples of a pass, in the blocks in which they were read, and the counts."""
+
+    plan: PassPlan
+    blocks: Sequence[Samples]
+    tally: PassTally
+
+
+class KeptReader:
+    """Reads passes from memory, any number of times; see PassReader."""
+
+    def __init__(self, passes: Sequence[KeptPass]) -> None:
+        self._passes = {each.plan.number: each for each in passes}
+
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
+        """Samples of the pass."""
+        kept = self._passes[pass_number]
+        for each in fields(PassTally):
+            setattr(tally, each.name, copy.deepcopy(getattr(kept.tally, each.name)))
+        yield from kept.blocks
+
+    def close(self) -> None:
+        """The next trial reads, too."""
+
+
+def plans_of(config: WorkerConfig, job: TrainerJob, events: int, *, newest: bool) -> list[PassPlan]:
+    """PASSES passes of the first `events` positions of the stream, or of its newest ones; fewer of a short stream."""
+    skipped: Mapping[str, int] = {}
+    if newest:
+        source = source_of(config, job, ())
+        with closing(source):
+            waiting = sum(each.end - max(each.begin, each.start) for each in source.partitions(Deadline.after(OPEN_S)))
+        if waiting > events:
+            (before,) = _planned(config, job, waiting - events, 1, {})
+            skipped = before.positions()
+    return _planned(config, job, max(1, events // PASSES), PASSES, skipped)
+
+
+def _planned(
+    config: WorkerConfig, job: TrainerJob, events: int, passes: int, positions: Mapping[str, int]
+) -> list[PassPlan]:
+    """The next passes of so many events each, as a job of one trainer plans them."""
+    cut = job.passes.model_copy(update={"max_events": events, "cut": "count"})
+    rules = PassRules(
+        cut,
+        1,
+        learn_until=job.train.learn_until,
+        ends_after=events * passes,
+        sources=SourceSet(job.sources),
+        merged=job.join is not None,
+    )
+    found: list[PassPlan] = []
+    with closing(Planner(source_of(config, job, ()), rules)) as planner:
+        for number in range(1, passes + 1):
+            planner.request(number, positions, sum(each.num_positions for each in found))
+            answer = planner.take(PLAN_S)
+            if answer is None:
+                raise BadInput(f"the stream gave no plan of {events:,} events within {PLAN_S:g} s")
+            if isinstance(answer, StreamEnded):
+                break
+            found.append(answer)
+            positions = {**positions, **answer.positions()}
+    return found
+
+
+def kept_passes(config: WorkerConfig, job: TrainerJob, plans: Iterable[PassPlan]) -> list[KeptPass]:
+    """The samples of the passes, as far as memory allows. Raises as source and pipe."""
+    found, num_bytes = list[KeptPass](), 0
+    reader = SegmentReader(
+        source_of(config, job),
+        job.pipe,
+        Schema.of(job.slots).emitted,
+        SourceSet(job.sources),
+        None,
+        config.folder,
+        masks=masks_of(job),
+        max_outage_s=job.passes.max_outage,
+        memory=job.passes.memory,
+        labels=label_bounds_of(job),
+    )
+    with closing(reader):
+        for plan in plans:
+            tally = PassTally()
+            blocks = list(reader.read(plan.number, plan.segments[0], tally))
+            tally.num_samples = sum(map(len, blocks))
+            num_bytes += sum(each.num_bytes for each in blocks)
+            if num_bytes > MAX_KEPT_BYTES:
+                log.info("the samples of %d passes fill the memory of trials", len(found))
+                break
+            found.append(KeptPass(plan, blocks, tally))
+    return found
+
+
+@dataclass(eq=False)
+class Trial:
+    """A setting and how it fares."""
+
+    name: str
+    keys: Mapping[str, Any]
+    losses: list[tuple[int, float, float | None]] = field(default_factory=list)
+    """Of each pass that it has learnt: samples, mean loss, AUC."""
+    events: int = 0
+    failure: str = ""
+
+    def measured(self, passes: int) -> tuple[float | None, float | None]:
+        """Mean loss and AUC of the second half of the first so many passes."""
+        if self.failure:
+            return None, None
+        last = [each for each in self.losses[passes // 2 : passes] if each[0]]
+        total = sum(samples for samples, _, _ in last)
+        loss = math.fsum(samples * loss for samples, loss, _ in last) / max(1, total)
+        if not last or not math.isfinite(loss):
+            return None, None
+        aucs = [(samples, auc) for samples, _, auc in last if auc is not None]
+        auc = math.fsum(samples * auc for samples, auc in aucs) / total if len(aucs) == len(last) else None
+        return loss, auc
+
+    @property
+    def merit(self) -> tuple[bool, int, float]:
+        """Lower is better: those that have trained more come first, then those with the lower loss."""
+        loss, _ = self.measured(len(self.losses))
+        return loss is None, -len(self.losses), loss or 0.0
+
+    def gain_over(self, other: "Trial") -> float:
+        """By how much its loss is lower over the passes that both have learnt."""
+        passes = min(len(self.losses), len(other.losses))
+        mine, theirs = self.measured(passes)[0], other.measured(passes)[0]
+        return 0.0 if mine is None or theirs is None else theirs - mine
+
+    def beats(self, other: "Trial") -> bool:
+        """Whether it is better than another one that has learnt as much, by MIN_GAIN and in each pass that counts."""
+        loss, passes = other.measured(len(other.losses))[0], len(other.losses)
+        if loss is None or len(self.losses) < passes:
+            return loss is None
+        pairs = zip(self.losses[passes // 2 :], other.losses[passes // 2 :], strict=True)
+        return self.gain_over(other) >= MIN_GAIN * loss and all(mine[1] < theirs[1] for mine, theirs in pairs)
+
+    def tried(self) -> TriedStatus:
+        """As the status shows it."""
+        loss, auc = self.measured(len(self.losses))
+        return TriedStatus(name=self.name, keys=dict(self.keys), events=self.events, logloss=loss, auc=auc)
+
+
+def rounds(settings: int, passes: int = PASSES) -> list[tuple[int, int]]:
+    """Up to which pass how many of so many settings train, by round; where none is left out, rounds are one."""
+    found = {max(2, -(-settings // share)): min(passes, until) for until, share in ROUNDS}
+    return [(until, most) for most, until in found.items()]
+
+
+def best(trials: Iterable[Trial]) -> list[Trial]:
+    """By merit; of equal ones the first."""
+    return sorted(trials, key=lambda each: each.merit)
+
+
+def going_on(trials: Sequence[Trial], most: int) -> list[Trial]:
+    """The best of them that train in the next round, so many; the first, which is the job as it is, is always among
+    them: the others are compared with it.
+    """
+    chosen = best(trials)[:most]
+    return chosen if trials[0] in chosen else [*chosen[:-1], trials[0]]
+
+
+def combined(trials: Sequence[Trial]) -> Trial | None:
+    """The best change of each kind together, as far as each is better than none; None unless there are two.
+
+    The first trial is the job as it is. Changes of the same keys are of one kind.
+    """
+    by_kind: dict[tuple[str, ...], Trial] = {}
+    for each in trials[1:]:
+        kind = tuple(sorted(each.keys))
+        gain = each.gain_over(trials[0])
+        if gain > 0 and (kind not in by_kind or gain > by_kind[kind].gain_over(trials[0])):
+            by_kind[kind] = each
+    if len(by_kind) < 2:
+        return None
+    return Trial(COMBINED, {key: value for each in by_kind.values() for key, value in each.keys.items()})
+
+
+def chosen_first(trials: Sequence[Trial]) -> list[Trial]:
+    """By merit, but for the chosen one, which is the best that beats the job as it is, or this job."""
+    found = best(trials)
+    chosen = next((each for each in found if each is not trials[0] and each.beats(trials[0])), trials[0])
+    return [chosen, *(each for each in found if each is not chosen)]
+
+
+class Trials:
+    """Trains settings on the same passes, and keeps the trainers of those that may go on."""
+
+    def __init__(self, config: TrialsConfig, plans: Sequence[PassPlan], reader: PassReader | None) -> None:
+        """`reader`: replaces source and pipe; None: those of the job, which keeps its samples in files."""
+        self._config, self._plans, self._reader = config.trainer, plans, reader
+        self.trials = [Trial(name, keys) for name, keys in config.settings.items()]
+        self._open: dict[str, tuple[ExitStack, Trainer]] = {}
+        found = rounds(len(self.trials), len(plans))
+        self._runs, self._run = sum(most for _, most in found), 0
+
+    def run(self) -> list[Trial]:
+        """All trials, the chosen one first."""
+        with ExitStack() as held:
+            held.callback(self._close_all)
+            for passes, most in rounds(len(self.trials), len(self._plans)):
+                chosen = going_on(self.trials, most)
+                self._close_all(but=[each.name for each in chosen])
+                for each in chosen:
+                    self._train(each, passes)
+            if (last := combined(self.trials)) is not None:
+                self._close_all()
+                self.trials.append(last)
+                self._runs += 1
+                self._train(last, len(self._plans))
+        return chosen_first(self.trials)
+
+    def _train(self, trial: Trial, passes: int) -> None:
+        self._run += 1
+        self.report(TuningStatus(trial=self._run, of=self._runs, name=trial.name))
+        if trial.failure:
+            return
+        try:
+            trainer = self._trainer(trial)
+            while len(trial.losses) < passes:
+                plan = self._plans[len(trial.losses)]
+                trial.losses.append(_train_pass(trainer, plan.number))
+                trial.events += plan.num_positions
+        except HeadraceError as error:
+            trial.failure = str(error)
+            log.warning("%s: %s", trial.name, error)
+
+    def _trainer(self, trial: Trial) -> Trainer:
+        """The trainer of a setting, at the pass where it was left."""
+        if trial.name not in self._open:
+            job = copy.deepcopy(self._config.job)
+            for path, value in trial.keys.items():
+                set_key(job, path, value)
+            store = self._config.store / f"{self.trials.index(trial):02}"
+            store.mkdir()
+            more = {"job": job, "store": store, "live": store / "live", "socket": store / "role"}
+            replay = [ReplayedPass(plan, 0, None) for plan in self._plans]
+            begin = RestartPoint(timeline="", commit=None, replay=replay, last_number=len(replay))
+            with ExitStack() as held:
+                config = self._config.model_copy(update=more)
+                trainer = held.enter_context(open_trainer(config, self._reader, beginning=begin))
+                self._open[trial.name] = held.pop_all(), trainer
+        return self._open[trial.name][1]
+
+    def _close_all(self, but: Sequence[str] = ()) -> None:
+        for name in [each for each in self._open if each not in but]:
+            self._open.pop(name)[0].close()
+
+    def report(self, status: TuningStatus) -> None:
+        """Tell the launcher how far the trials are. Raises Unwritable."""
+        write_progress(self._config.store, status)
+
+
+def write_progress(store: Path, status: TuningStatus) -> None:
+    """Tell the launcher how far the trials are. Raises Unwritable."""
+    with writing(store / PROGRESS):
+        write_whole(REAL, store / PROGRESS, json.dumps(plain(status)).encode())
+
+
+def _train_pass(trainer: Trainer, number: int) -> tuple[int, float, float | None]:
+    """Train the next pass; its samples, mean loss and AUC."""
+    before = trainer.parts.progress.num_samples
+    trainer.loop.run(number)
+    measures = trainer.parts.progress.status().measures("pass")
+    weights = {task.name: task.weight for task in trainer.job.tasks}
+    loss = math.fsum(weight * _loss(measures.get(task, {})) for task, weight in weights.items())
+    return trainer.parts.progress.num_samples - before, loss, measures.get(next(iter(weights)), {}).get("auc")
+
+
+def _loss(measures: Mapping[str, Any]) -> float:
+    """The log loss of a task, or its squared error; not a number where it has neither."""
+    value, rmse = measures.get("logloss"), measures.get("rmse")
+    if value is None:
+        return math.nan if rmse is None else float(rmse) ** 2
+    return float(value)
+
+
+def try_settings(config: TrialsConfig) -> list[Trial]:
+    """The settings, the chosen one first. Raises SpecError where none can be run."""
+    worker = config.trainer
+    raw = fill_defaults(worker.job, unset=NEWEST_DEFAULTS)
+    job = validate(TrainerJob, with_secrets(raw, worker.secrets), only_known=True)
+    write_progress(worker.store, TuningStatus(name="reads the events"))
+    plans = plans_of(worker, job, config.events, newest=config.newest)
+    reader = None
+    if job.join is None:  # a join gives events back to source and pipe
+        kept = kept_passes(worker, job, plans)
+        plans, reader = [each.plan for each in kept], KeptReader(kept)
+    if len(plans) < MIN_PASSES:
+        raise SpecError(f"the stream has too few events: {sum(each.num_positions for each in plans):,}")
+    trials = Trials(config, plans, reader)
+    found = trials.run()
+    if found[0].measured(len(found[0].losses))[0] is None:
+        raise SpecError(f"no setting could be trained: {found[0].failure or 'no pass has samples with labels'}")
+    trials.report(TuningStatus(tried=[each.tried() for each in found]))
+    return found
+
+
+def start(path: Path) -> None:
+    """Read the configuration and run."""
+    config = worker_process.config_of(path, TrialsConfig)
+    worker_process.begin("tuning")
+    try_settings(config)
+
+
+def main() -> None:
+    """Run the process."""
+    worker_process.main(__doc__, start)
+
+
+if __name__ == "__main__":
+    main()
