@@ -257,7 +257,7 @@ def delete_job(
     if_match=IfMatch.NEEDED,
     form=Form(
         Group.SETTINGS,
-        "Set",
+        "Change a setting",
         "The setting takes effect at the next close. It overrides the job's spec, also after a restart.",
         trains,
         (

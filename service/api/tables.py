@@ -137,7 +137,7 @@ def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntr
     summary="Delete rows by a rule",
     form=Form(
         Group.ROWS,
-        "Shrink",
+        "Delete old rows",
         "Rows that meet the table's own rule, or the rule given here, are deleted. A dry run only counts them, "
         "by slot. Only a rewind brings deleted rows back.",
         trains,
@@ -218,7 +218,7 @@ def forget(call: ActionCall, asked: ForgetRequest) -> Operation:
     summary="Begin the next day",
     form=Form(
         Group.ROWS,
-        "Day tick",
+        "Begin the next day",
         "The next day begins for a job whose events have no time: scores decay, and the daily shrink of the "
         "tables runs.",
         trains,

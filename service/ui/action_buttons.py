@@ -1,7 +1,7 @@
 """The buttons of a job's page, and the dialog before each: what will happen, what to fill in, what came of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -14,14 +14,17 @@ from headrace.service.api.forms import FormContext, Job
 from headrace.service.ui.action_catalog import (
     Input,
     InputKind,
+    Weight,
     ended_words,
     inputs_of,
     outcome_lines,
     permitted_actions,
     request_of,
+    weight_of,
 )
 from headrace.service.ui.api_client import ApiCaller, RequestRefused, Visitor, list_all
 from headrace.service.ui.format import format_percentage
+from headrace.service.ui.frame import heading
 
 ASK_S = 0.7
 """Time between two queries of an operation's state."""
@@ -37,17 +40,21 @@ class Confirmation:
         """`done` is called after the request; it returns the job as it is then."""
         self._visitor, self._act, self._known, self._done = visitor, act, known, done
         self._fields: dict[str, Any] = {}
-        with ui.dialog().props("persistent") as self._dialog, ui.element("div").classes("sheet"):
-            ui.label(f"{act.form.label}: {known.job['name']}?").classes("title")
+        name = f"{act.form.label}: {known.job['name']}"
+        with (
+            ui.dialog().props(f'no-backdrop-dismiss aria-label="{name}"') as self._dialog,
+            ui.element("div").classes("sheet"),
+        ):
+            heading(f"{name}?", 2).classes("title")
             ui.label(act.form.words).classes("hint words")
             for each in inputs_of(act, known):
                 self._fields[each.name] = _filled_in(each)
             self._said = ui.label().classes("note")
             self._said.set_visibility(False)
-            self._progress = ui.linear_progress(0, show_value=False).props("instant-feedback")
+            self._progress = ui.linear_progress(0, show_value=False).props('instant-feedback aria-label="progress"')
             self._progress.set_visibility(False)
             with ui.element("div").classes("buttons"):
-                self._leave = ui.button("Cancel", on_click=self._dialog.close).props("flat no-caps")
+                self._leave = ui.button("Cancel", color=None, on_click=self._dialog.close).props("flat no-caps")
                 self._go = ui.button(act.form.label, on_click=self._ask).props("unelevated no-caps")
                 self._go.props(f"color={'negative' if act.form.grave else 'primary'}").mark("confirm")
         self._dialog.on_value_change(lambda event: None if event.value else self._dialog.delete())
@@ -128,19 +135,17 @@ def progress_text(operation: Mapping[str, Any]) -> str:
 
 
 class Actions:
-    """The row of buttons. A reader without rights sees a note instead."""
+    """The buttons: everyday actions, and menus of the others. A reader without rights sees a note instead."""
 
     def __init__(self, visitor: Visitor, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._job: Job | None = None
         self._buttons: list[tuple[JobAction, ui.button]] = []
+        self._items: list[tuple[JobAction, ui.menu_item]] = []
         with ui.element("div").classes("actions"):
             acts = permitted_actions(visitor.may)
-            for act in acts:
-                button = ui.button(act.form.label, on_click=lambda act=act: self._open(act))
-                button.props("outline dense no-caps color=grey-8").mark(act.id)
-                button.disable()
-                self._buttons.append((act, button))
+            for weight in Weight:
+                self._draw(weight, [act for act in acts if weight_of(act) is weight])
             if not acts:
                 ui.label("read only").classes("hint")
 
@@ -149,6 +154,24 @@ class Actions:
         self._job = job
         for act, button in self._buttons:
             button.set_enabled(act.form.possible(job))
+        for act, item in self._items:
+            item.props(remove="disable") if act.form.possible(job) else item.props("disable")
+
+    def _draw(self, weight: Weight, acts: Sequence[JobAction]) -> None:
+        if not acts:
+            return
+        if weight is Weight.EVERYDAY:
+            for act in acts:
+                button = ui.button(act.form.label, color=None, on_click=lambda act=act: self._open(act))
+                button.props("outline dense no-caps").mark(act.id)
+                button.disable()
+                self._buttons.append((act, button))
+            return
+        with ui.button(weight.value, color=None).props("outline dense no-caps icon-right=arrow_drop_down"):
+            with ui.menu().props(f'aria-label="{weight.value}"'):
+                for act in acts:
+                    item = ui.menu_item(act.form.label, lambda act=act: self._open(act)).props("role=menuitem disable")
+                    self._items.append((act, item.mark(act.id)))
 
     async def _open(self, act: JobAction) -> None:
         if self._job is None:

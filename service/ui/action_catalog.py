@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.service.api.actions import JobAction
 from headrace.service.api.app import OFFERED
-from headrace.service.api.forms import FormContext, FormField
+from headrace.service.api.forms import FormContext, FormField, Group
 from headrace.service.tables.table_requests import format_dry_run
 from headrace.service.ui.format import format_count
 
@@ -23,6 +23,14 @@ class InputKind(StrEnum):
     NUMBER = "number"
     FLAG = "flag"
     CHOICE = "choice"
+
+
+class Weight(StrEnum):
+    """How an action is offered: everyday ones as buttons, the others in a menu of this name."""
+
+    EVERYDAY = "Everyday"
+    MAINTENANCE = "Maintenance"
+    DANGEROUS = "Danger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,13 @@ class Input:
 def permitted_actions(may: Callable[[str], bool]) -> list[JobAction]:
     """The actions that a visitor has the right to, in the order of their buttons."""
     return [act for act in OFFERED if may(act.id)]
+
+
+def weight_of(act: JobAction) -> Weight:
+    """Where an action is offered."""
+    if act.form.grave:
+        return Weight.DANGEROUS
+    return Weight.EVERYDAY if act.form.group in (Group.STATE, Group.COPIES) else Weight.MAINTENANCE
 
 
 def inputs_of(act: JobAction, known: FormContext) -> list[Input]:

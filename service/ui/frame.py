@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request
 from nicegui import background_tasks, ui
+from nicegui.elements.mixins.text_element import TextElement
 
 from headrace.service.ui.api_client import RequestRefused, Visitor
+from headrace.service.ui.charts import Options
 from headrace.service.ui.format import state_colour
 from headrace.service.ui.page_access import ROOT, VISIT, Visit
 from headrace.service.ui.sign_in import STYLE
@@ -17,6 +19,8 @@ from headrace.service.ui.sign_in import STYLE
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+PRIMARY = "#3b6fe0"
+"""Colour of filled buttons: its contrast is 4.6 with white text, and 3.5 with the dark page."""
 
 
 def visitor_of(api: FastAPI, request: Request) -> Visitor:
@@ -30,17 +34,29 @@ def visitor_of(api: FastAPI, request: Request) -> Visitor:
 def add_header(visitor: Visitor) -> None:
     """Add the style sheet and the header."""
     ui.add_css(STYLE)
-    caller = visitor.caller
-    with ui.element("header").classes("top"):
+    ui.colors(primary=PRIMARY)
+    caller, layout = visitor.caller, ui.context.client.layout
+    with layout, ui.element("header").classes("top") as header:
         ui.link("Headrace", "/").classes("brand")
         ui.link("Jobs", "/")
         role = caller.role.word if caller.role is not None else "none"
         ui.label(f"{caller.name} ({role})").classes("who")
         if visitor.signed_in:
             with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
-                ui.button("Sign out").props("flat dense no-caps type=submit")
+                ui.button("Sign out", color=None).props("flat dense no-caps type=submit")
         elif visitor.can_sign_in:
             ui.link("Sign in", "/login")
+    header.move(layout, 0)  # beside the page's <main>, not in it
+
+
+def heading(text: str, level: int) -> TextElement:
+    """A heading, from level 1 on."""
+    return TextElement(tag=f"h{level}", text=text)
+
+
+def chart(options: Options, label: str, classes: str = "chart") -> ui.echart:
+    """A chart that is drawn as SVG, so that its text takes the colours of the page; `label` says what it shows."""
+    return ui.echart(options, renderer="svg").classes(classes).props(f'role=img aria-label="{label}"')
 
 
 class ErrorLine:
@@ -138,7 +154,7 @@ class CauseBox:
 def panel(title: str, hint: str = "") -> ui.element:
     """A box with a title; a context for its content."""
     with ui.element("section").classes("panel") as box, ui.element("div").classes("title"):
-        ui.label(title)
+        heading(title, 2)
         if hint:
             ui.label(hint).classes("hint")
     return box

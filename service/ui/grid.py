@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
 
 from headrace.service.ui.format import NONE
 
@@ -49,14 +50,17 @@ class Grid:
         self._rows: Sequence[Row] = ()
         self._lines: list[_Line] = []
         self._empty = ui.label(empty).classes("hint")
-        with ui.element("div").classes("grid-box") as self._box, ui.element("table").classes("grid"):
+        with (
+            ui.element("div").classes("grid-box").props("tabindex=0") as self._box,
+            ui.element("table").classes("grid"),
+        ):
             with ui.element("thead"), ui.element("tr"):
                 self._heads = [self._head(number) for number in range(len(columns))]
             self._body = ui.element("tbody")
         with ui.element("div").classes("line") as self._pager:
-            ui.button("Previous", on_click=lambda: self._turn(-1)).props("flat dense no-caps")
+            ui.button("Previous", color=None, on_click=lambda: self._turn(-1)).props("flat dense no-caps")
             self._place = ui.label()
-            ui.button("Next", on_click=lambda: self._turn(1)).props("flat dense no-caps")
+            ui.button("Next", color=None, on_click=lambda: self._turn(1)).props("flat dense no-caps")
         self._draw()
 
     def show(self, rows: Sequence[Row], empty: str | None = None) -> None:
@@ -66,11 +70,13 @@ class Grid:
         self._rows = rows
         self._draw()
 
-    def _head(self, number: int) -> ui.label:
+    def _head(self, number: int) -> tuple[ui.element, TextElement]:
+        """A head and the button in it, which sorts by this column."""
         column = self._columns[number]
-        with ui.element("th").classes("sorts number" if column.number else "sorts") as head:
-            head.on("click", lambda: self._sort_by(number), [])
-            return ui.label(column.title)
+        with ui.element("th").classes("number" if column.number else "").props("scope=col") as head:
+            button = TextElement(tag="button", text=column.title).classes("sorts").props("type=button")
+            button.on("click", lambda: self._sort_by(number), [])
+            return head, button
 
     def _sort_by(self, number: int) -> None:
         self._descending = not self._descending if self._sort == number else self._columns[number].number
@@ -90,9 +96,11 @@ class Grid:
         self._pager.set_visibility(pages > 1)
         self._empty.set_visibility(not rows)
         self._box.set_visibility(bool(rows))
-        for number, head in enumerate(self._heads):
+        for number, (head, button) in enumerate(self._heads):
             mark = "" if number != self._sort else (" ↓" if self._descending else " ↑")
-            head.set_text(self._columns[number].title + mark)
+            button.set_text(self._columns[number].title + mark)
+            order = "none" if not mark else ("descending" if self._descending else "ascending")
+            head.props(f"aria-sort={order}")
         self._fill(rows[begin : begin + PAGE_ROWS])
 
     def _fill(self, rows: Sequence[Row]) -> None:
@@ -112,7 +120,9 @@ class _Line:
         self._cells: list[GridCell | None] = [None] * len(columns)
         with ui.element("tr") as self._row:
             self._places = [
-                ui.element("td").classes(" ".join(filter(None, ("number" * each.number, "long" * each.long))))
+                ui.element("td")
+                .classes(" ".join(filter(None, ("number" * each.number, "long" * each.long))))
+                .props(f'data-label="{each.title}"')
                 for each in columns
             ]
 

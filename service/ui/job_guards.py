@@ -95,7 +95,7 @@ class GuardsPart:
         with panel("Evaluator", "the newest version that was measured on the evaluator's own events"):
             self._scored = ui.label(NO_EVALUATOR).classes("hint")
             self._scores = Grid(SCORE_COLUMNS, "")
-        with panel("Price of age", "old versions against the job itself, over the same events"):
+        with panel("Cost of serving an older model", "old versions against the job itself, over the same events"):
             self._measured = ui.label(NOT_MEASURED).classes("hint")
             self._ages = Grid(AGE_COLUMNS, "")
             ui.label(f"as JSON: GET /v1{self._path}/freshness").classes("hint")

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from nicegui import ui
-
 from headrace.service.ui.api_client import ApiCaller, list_all
 from headrace.service.ui.charts import COLORS, ChartMark, marks_chart
 from headrace.service.ui.format import format_bytes, format_count, format_time
-from headrace.service.ui.frame import panel
+from headrace.service.ui.frame import chart, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 from headrace.service.ui.job_stream import redraw
 from headrace.service.ui.series import millis
@@ -63,8 +61,8 @@ def commit_rows(commits: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _commit_cells(commit: Mapping[str, Any]) -> Sequence[GridCell]:
-    states = ["a restart begins here"] if commit["next"] else []
-    states += [f"held by {', '.join(commit['held_by'])}"] if commit["held_by"] else []
+    states = ["restart point"] if commit["next"] else []
+    states += [f"kept for {', '.join(commit['held_by'])}"] if commit["held_by"] else []
     states += [f"damaged: {commit['damaged']}"] if commit["damaged"] else []
     return (
         GridCell(format_count(commit["version"]), commit["version"]),
@@ -134,7 +132,7 @@ class HistoryTab:
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):
-            self._chart = ui.echart(marks_chart([], [])).classes("chart low")
+            self._chart = chart(marks_chart([], []), "Commits and exports over time", "chart low")
         with panel("Commits"):
             self._commits = Grid(COMMIT_COLUMNS, "")
         with panel("Exports"):

@@ -9,7 +9,7 @@ from nicegui import ui
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
 from headrace.service.ui.charts import COLORS, ChartLine, lines_chart, reliability_chart
 from headrace.service.ui.format import format_count, format_metric
-from headrace.service.ui.frame import panel
+from headrace.service.ui.frame import chart, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 from headrace.service.ui.job_stream import redraw
 from headrace.service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
@@ -19,7 +19,7 @@ COLUMNS = (
     Column("Value"),
     Column("Samples", number=True),
     Column("AUC", number=True),
-    Column("AUC beside", number=True),
+    Column("AUC of the other job", number=True),
     Column("Log loss", number=True),
     Column("Calibration", number=True),
 )
@@ -76,8 +76,8 @@ class SlicesPart:
         self._visitor, self._name = visitor, name
         with panel("By slice", "present values"):
             with ui.element("div").classes("line"):
-                self._span = ui.select(SPANS, value="window").props("dense outlined options-dense")
-                self._choice = ui.select([]).props("dense outlined options-dense")
+                self._span = ui.select(SPANS, label="Over", value="window").props("dense outlined options-dense")
+                self._choice = ui.select([], label="Task and slot").props("dense outlined options-dense")
             self._choosable(False)
             with ui.element("div").classes("short"):
                 self._grid = Grid(COLUMNS, "", sort=1, descending=True)
@@ -182,17 +182,18 @@ class LearningPart:
         self._ours, self._theirs = CloseHistory(visitor, name), CloseHistory(visitor, NOBODY)
         self._chosen = False
         with ui.element("div").classes("line"):
-            ui.label("Beside").classes("hint")
-            self._choice = ui.select({NOBODY: "no other job"}, value=NOBODY, on_change=self._choose)
+            self._choice = ui.select(
+                {NOBODY: "no other job"}, label="Compare with", value=NOBODY, on_change=self._choose
+            )
             self._choice.props("dense outlined options-dense").classes("beside")
             self._said = ui.label().classes("hint")
         self._charts = {}
         with ui.element("div").classes("side") as self._boxes:
             for metric, (title, hint) in METRICS.items():
                 with panel(title, hint):
-                    self._charts[metric] = ui.echart(lines_chart([], by_time=True)).classes("chart")
+                    self._charts[metric] = chart(lines_chart([], by_time=True), title)
             with panel("Reliability", "observed over predicted share, by tenths of the predictions in the window"):
-                self._reliability = ui.echart(reliability_chart([])).classes("chart")
+                self._reliability = chart(reliability_chart([]), "Reliability: observed over predicted share")
             self._slices = SlicesPart(visitor, name)
 
         self._boxes.set_visibility(False)
@@ -231,6 +232,6 @@ class LearningPart:
         by_time = has_event_time(self._ours.closes)
         self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
         names = self._name, self._other
-        for metric, chart in self._charts.items():
+        for metric, drawn in self._charts.items():
             lines = learning_lines(self._ours.closes, self._theirs.closes if self._other else [], names, metric)
-            redraw(chart, lines_chart(lines, by_time=by_time))
+            redraw(drawn, lines_chart(lines, by_time=by_time))

@@ -75,4 +75,4 @@ class OperationsPart:
 
         with ui.element("div").classes("line"):
             ui.label(f"{operation['kind']} by {operation['who']} is not finished.").classes("hint")
-            ui.button("Cancel it", on_click=cancel).props("flat dense no-caps")
+            ui.button("Cancel it", color=None, on_click=cancel).props("flat dense no-caps")

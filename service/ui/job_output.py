@@ -74,8 +74,9 @@ class OutputPart:
         self._text: str | None = None
         with panel("Output", f"the last {TAIL} lines, newest first; UTC"):
             with ui.element("div").classes("line"):
-                ui.label("Of").classes("hint")
-                self._worker = ui.select({ALL: "all processes"}, value=ALL).props("dense outlined options-dense")
+                self._worker = ui.select({ALL: "all processes"}, label="Process", value=ALL).props(
+                    "dense outlined options-dense"
+                )
             self._lines = ui.label(NO_LINE).classes("output")
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:

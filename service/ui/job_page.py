@@ -20,7 +20,7 @@ from headrace.service.ui.format import (
     outcome_words,
     state_colour,
 )
-from headrace.service.ui.frame import CauseBox, Chip, ErrorLine, Figure, PageTimer, panel
+from headrace.service.ui.frame import CauseBox, Chip, ErrorLine, Figure, PageTimer, heading
 from headrace.service.ui.job_guards import GuardsPart
 from headrace.service.ui.job_history import HistoryTab
 from headrace.service.ui.job_learning import LearningPart
@@ -28,7 +28,10 @@ from headrace.service.ui.job_operations import OperationsPart
 from headrace.service.ui.job_output import LettersPart, OutputPart
 from headrace.service.ui.job_stream import StreamPart
 from headrace.service.ui.job_tables import TablesPart
+from headrace.service.ui.overview import job_link
+from headrace.service.ui.page_access import ROOT
 from headrace.service.ui.recorder import Recorder
+from headrace.service.ui.tab_names import NOW, TABS
 from headrace.trainer.job_status import read
 from headrace.trainer.tuning_status import TuningStatus
 
@@ -38,8 +41,10 @@ SPEC_EVERY = 30
 """Ticks between two looks at the spec, which a new job file of the same name changes."""
 SLOW_EVERY = 3
 """Ticks between two updates of lists."""
-NOW = "Learning and stream"
-TABS = (NOW, "Tables", "Guards", "Commits and exports", "Output", "Dead letters", "Operations")
+BACK = "headrace_back"
+"""The browser's event of going back or forward, with the name of the tab."""
+FOLLOW_BACK = f"""<script>addEventListener("popstate", () =>
+  emitEvent("{BACK}", new URL(location.href).searchParams.get("tab") || "{NOW}"))</script>"""
 
 
 class TabContent(Protocol):
@@ -69,9 +74,9 @@ class JobHead:
     """The head of the page: phase, figures and notes."""
 
     def __init__(self, name: str) -> None:
-        with panel(""):
-            with ui.element("div").classes("line") as self.line:
-                ui.label(name).classes("name")
+        with ui.element("section").classes("panel head") as self.box:
+            with ui.element("div").classes("line"):
+                heading(name, 1).classes("name")
                 self._phase = Chip()
                 self._wanted = ui.label().classes("hint")
             self._cause = CauseBox()
@@ -173,45 +178,57 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 class JobPage:
     """The page of one job."""
 
-    def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
-        self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW
-        self._path = f"/jobs/{quote(name, safe='')}"
-        self._spec: dict[str, Any] = {}
-        with ui.element("main").classes("page"):
+    def __init__(self, visitor: Visitor, name: str, recorder: Recorder, tab: str) -> None:
+        """Begin with this tab."""
+        self._visitor, self._name, self._ticks = visitor, name, 0
+        self._shown = tab if tab in TABS else NOW
+        self._path, self._spec = f"/jobs/{quote(name, safe='')}", dict[str, Any]()
+        with ui.element("div").classes("page"):
             self._trouble = ErrorLine()
             self._head = JobHead(name)
-            with self._head.line:
+            with self._head.box:
                 self._actions = Actions(visitor, name)
             self._parts = self._below(recorder)
+        ui.add_head_html(FOLLOW_BACK)
+        ui.on(BACK, self._went_back)
         PageTimer(self.refresh, self._trouble)
 
     def _below(self, recorder: Recorder) -> dict[str, TabContent]:
         with ui.tabs(on_change=self._turned).props("dense align=left no-caps inline-label") as tabs:
-            for title in TABS:
-                ui.tab(title)
-        with ui.tab_panels(tabs, value=NOW, animated=False, keep_alive=False):
-            return {title: self._part(title, recorder) for title in TABS}
+            for tab, title in TABS.items():
+                ui.tab(tab, title)
+        self._tabs = tabs
+        with ui.tab_panels(tabs, value=self._shown, animated=False, keep_alive=False):
+            return {tab: self._part(tab, recorder) for tab in TABS}
 
-    def _part(self, title: str, recorder: Recorder) -> TabContent:
-        with ui.tab_panel(title):
-            match title:
-                case "Tables":
+    def _part(self, tab: str, recorder: Recorder) -> TabContent:
+        with ui.tab_panel(tab):
+            match tab:
+                case "tables":
                     return TablesPart(self._visitor, self._name, recorder)
-                case "Guards":
+                case "guards":
                     return GuardsPart(self._visitor, self._name)
-                case "Commits and exports":
+                case "versions":
                     return HistoryTab(self._visitor, self._name)
-                case "Output":
+                case "output":
                     return OutputPart(self._visitor, self._name)
-                case "Dead letters":
+                case "deadletters":
                     return LettersPart(self._visitor, self._name)
-                case "Operations":
+                case "operations":
                     return OperationsPart(self._visitor, self._name)
                 case _:
                     return NowPart(self._visitor, self._name, recorder)
 
-    async def _turned(self, event: Any) -> None:
-        self._shown, self._ticks = str(event.value), 0
+    def _turned(self, event: Any) -> None:
+        if str(event.value) != self._shown:  # not by Back, which has changed the address itself
+            self._shown, self._ticks = str(event.value), 0
+            ui.navigate.history.push(f"{ROOT}{job_link(self._name)}?tab={self._shown}")
+
+    def _went_back(self, event: Any) -> None:
+        tab = str(event.args)
+        if tab in TABS:
+            self._shown, self._ticks = tab, 0
+            self._tabs.set_value(tab)
 
     async def refresh(self) -> None:
         """Show the present state."""

@@ -6,7 +6,7 @@ from typing import Any
 from nicegui import ui
 
 from headrace.service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
-from headrace.service.ui.frame import panel
+from headrace.service.ui.frame import chart, panel
 from headrace.service.ui.recorder import FigureRecord, Recorder
 from headrace.service.ui.series import Point
 
@@ -53,16 +53,20 @@ class StreamPart:
     def _draw(self) -> None:
         with ui.element("div").classes("side"):
             with panel("Rate", "events and samples trained on, per second"):
-                self._rate = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+                self._rate = chart(
+                    lines_chart([], by_time=True), "Events and samples per second over time", "chart low"
+                )
             with panel("Lag", "events not yet read, by partition"):
-                self._lag = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+                self._lag = chart(
+                    lines_chart([], by_time=True), "Events not yet read over time, by partition", "chart low"
+                )
         with panel("Freshness", "time from an event until the job trains on it"):
             self._unit = ui.label().classes("hint")
-            self._freshness = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+            self._freshness = chart(lines_chart([], by_time=True), "Freshness over time", "chart low")
         with panel("Where the time goes", "training time since the workers started, in seconds"):
             self._advice = ui.label().classes("hint")
             self._straggler = ui.label().classes("hint")
-            self._spent = ui.echart(bars_chart([], [])).classes("chart low")
+            self._spent = chart(bars_chart([], []), "Seconds by part of the training time", "chart low")
 
     def refresh(self, job: Mapping[str, Any]) -> None:
         """Show new records."""

@@ -9,7 +9,7 @@ from nicegui import ui
 from headrace.service.ui.api_client import ApiCaller, list_all
 from headrace.service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
 from headrace.service.ui.format import format_bytes, format_count, format_metric, format_percentage
-from headrace.service.ui.frame import Figure, panel
+from headrace.service.ui.frame import Figure, chart, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 from headrace.service.ui.job_stream import redraw
 from headrace.service.ui.recorder import Recorder
@@ -68,7 +68,7 @@ def held_words(table: Mapping[str, Any]) -> str:
     return (
         f"A shrink of table {table['name']} would delete {format_count(held.get('going'))} of "
         f"{format_count(held.get('rows'))} "
-        f"rows, and waits{why}. Shrink deletes them if more than max_shrink_fraction is allowed."
+        f"rows, and waits{why}. Danger, Delete old rows, deletes them if more than max_shrink_fraction is allowed."
     )
 
 
@@ -83,12 +83,12 @@ class TablesPart:
             self._tables = ui.element("div").classes("figures wide")
         with ui.element("div").classes("side"):
             with panel("Rows over time", "all tables, since the start of the service"):
-                self._rows = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+                self._rows = chart(lines_chart([], by_time=True), "Rows of all tables over time", "chart low")
             with panel("Rows by shard"):
                 self._as_of = ui.label(
                     "There is no commit yet; the rows of each shard are read from a commit."
                 ).classes("hint")
-                self._shards = ui.echart(bars_chart([], [])).classes("chart low")
+                self._shards = chart(bars_chart([], []), "Rows by shard", "chart low")
         with panel("Slots", "over the job's life"):
             self._grid = Grid(COLUMNS, NO_SLOT)
 

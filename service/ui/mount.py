@@ -126,6 +126,7 @@ class Pages:
             shell,
             title="Headrace",
             dark=None,
+            language="en-US",
             binding_refresh_interval=None,
             reconnect_timeout=RECONNECT_S,
             tailwind=False,

@@ -17,7 +17,7 @@ from headrace.service.ui.format import (
     format_rate,
     state_colour,
 )
-from headrace.service.ui.frame import ErrorLine, PageTimer, panel
+from headrace.service.ui.frame import ErrorLine, PageTimer, heading
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 AT_ONCE = 12
@@ -87,9 +87,10 @@ class JobsOverview:
     def __init__(self, visitor: ApiCaller) -> None:
         self._visitor, self._turn = visitor, 0
         self._figures: dict[str, Mapping[str, Any]] = {}
-        with ui.element("main").classes("page"):
+        with ui.element("div").classes("page"):
+            heading("Jobs", 1).classes("name")
             self._trouble = ErrorLine()
-            with panel("Jobs"):
+            with ui.element("section").classes("panel"):
                 self._grid = Grid(COLUMNS, NO_JOB)
         PageTimer(self.refresh, self._trouble)
 

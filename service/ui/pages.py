@@ -41,7 +41,7 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
         JobsOverview(visitor)
 
     @ui.page("/jobs/{name}")
-    async def _job(request: Request, name: str) -> Response | None:
+    async def _job(request: Request, name: str, tab: str = "") -> Response | None:
         visitor = visitor_of(api, request)
         try:
             await visitor.get(f"/jobs/{quote(name, safe='')}")
@@ -53,5 +53,5 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
             pass  # the page itself says that the service does not answer
         ui.page_title(f"{name} · Headrace")
         add_header(visitor)
-        JobPage(visitor, name, recorder)
+        JobPage(visitor, name, recorder, tab)
         return None

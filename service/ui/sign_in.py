@@ -23,14 +23,14 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Headrace: sign in</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,"><style>{style}</style></head>
-<body class="plain"><form class="sign-in" method="post" action="{root}/login">
+<body class="plain"><main><form class="sign-in" method="post" action="{root}/login">
 <h1>Headrace</h1>
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="off" autofocus required>
 <input type="hidden" name="to" value="{to}">
 <p class="{tone}">{said}</p>
 <button type="submit">Sign in</button>
-</form></body></html>
+</form></main></body></html>
 """
 ASKED = "This service needs a token. On its machine, `headrace token create NAME --role viewer` creates one."
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.service.ui.tab_names import NOW, TABS
 from tests.integration.hosted_service import HostedService
 
 CHROMIUM = shutil.which("chromium")
@@ -34,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(
         find_spec("nicegui") is None, reason="the extra ui is not installed: pip install 'headrace[ui]'"
     ),
+    pytest.mark.skipif(find_spec("axe_playwright_python") is None, reason="axe is not installed: pip install '.[dev]'"),
     pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: pip install playwright"),
 ]
 
@@ -111,6 +113,12 @@ def opened(page, job):
     seen(page, ".figure", "samples/s")
 
 
+def chosen(page, act, menu):
+    """Choose an act in a menu of the page's head."""
+    page.click(f".actions .q-btn:has-text('{menu}')")
+    page.click(f".q-menu .q-item:has-text('{act}')")
+
+
 def asked(page, act):
     """Confirm an act in its dialog."""
     page.click(f".actions .q-btn:not([disabled]):has(:text-is('{act}'))")
@@ -126,19 +134,62 @@ def test_an_admin_sees_the_jobs_and_why_learning_wins(service):
         shoot(page, "jobs")
         opened(page, "clicks")
         seen(page, ".beside", "clicks-frozen")
-        page.wait_for_function("document.querySelectorAll('.nicegui-echart canvas').length >= 6")
+        page.wait_for_function("document.querySelectorAll('.nicegui-echart svg').length >= 6")
         shoot(page, "learning")
         for tab, told in (
             ("Tables", "user_topic"),
             ("Guards", "Not measured yet"),
-            ("Commits and exports", "a restart begins here"),
+            ("Commits and exports", "restart point"),
             ("Output", "Output"),
-            ("Dead letters", "There are none"),
+            ("Dead letters", "No event was rejected"),
             ("Operations", "There are no operations"),
         ):
             page.click(f".q-tab:has-text('{tab}')")
             seen(page, ".q-tab-panel", told)
             shoot(page, tab.replace(" ", "-").lower())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_tab_has_a_serious_finding_of_axe(service, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    axe, found = Axe(), []
+
+    def audit(page, place):
+        violations = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        for each in violations:
+            if each["impact"] in ("serious", "critical"):
+                found.append((place, each["id"], [node["html"][:200] for node in each["nodes"]]))
+
+    with browsing(service, "admin", scheme=scheme) as page:
+        audit(page, "jobs")
+        opened(page, "clicks")
+        for tab, title in TABS.items():
+            page.click(f".q-tab:has-text('{title}')")
+            page.wait_for_url(f"**?tab={tab}" if tab != NOW else "**/jobs/clicks*")
+            page.locator(f".q-tab--active:has-text('{title}')").wait_for()
+            page.locator(".q-tab-panel h2, .q-tab-panel .hint").first.wait_for()
+            audit(page, tab)
+        page.click(".actions .q-btn:has-text('Danger')")
+        seen(page, ".q-menu", "Rewind")
+        audit(page, "menu")
+    assert found == []
+
+
+def test_each_tab_has_an_address_and_back_leads_to_the_one_before(service):
+    with browsing(service, "viewer") as page:
+        page.goto(f"{service.http.base_url}/ui/jobs/clicks?tab=tables")
+        seen(page, ".q-tab--active", "Tables")
+        page.click(".q-tab:has-text('Guards')")
+        page.wait_for_url("**/ui/jobs/clicks?tab=guards")
+        page.go_back()
+        seen(page, ".q-tab--active", "Tables")
+
+
+def test_a_job_that_does_not_exist_has_a_page_that_says_so(service):
+    with browsing(service, "viewer") as page:
+        answer = page.request.get(f"{service.http.base_url}/ui/jobs/nobody")
+        assert answer.status == 404 and "There is no such job" in answer.text()
 
 
 def test_an_operator_pauses_resumes_and_commits_by_dialogs(service):
@@ -154,13 +205,14 @@ def test_an_operator_pauses_resumes_and_commits_by_dialogs(service):
         seen(page, ".sheet .note", "It is done")
         shoot(page, "committed")
         page.click(".sheet .buttons .q-btn:has-text('Close')")
-        page.click(".actions .q-btn:has(:text-is('Set'))")
+        chosen(page, "Change a setting", "Maintenance")
         page.fill(".sheet input >> nth=0", "tables.default.dim")
         page.fill(".sheet input >> nth=1", "9")
-        page.click(".sheet .buttons .q-btn:has-text('Set')")
+        page.click(".sheet .buttons .q-btn:has-text('Change a setting')")
         seen(page, ".sheet .note.bad", "cannot be set while the job runs")  # the API's own words
         shoot(page, "refused")
-        page.click(".sheet .buttons .q-btn >> nth=0")
+        page.keyboard.press("Escape")
+        page.locator(".sheet").wait_for(state="detached")
     done = service.ask("GET", "/audit")["items"]
     assert {("operator", "/v1/jobs/clicks/pause", 200), ("operator", "/v1/jobs/clicks/resume", 200)} <= {
         (each["who"], each["path"], each["status"]) for each in done
@@ -176,7 +228,7 @@ def test_a_viewer_only_reads_also_on_a_telephone_in_the_dark(service):
         page.click(".q-tab:has-text('Dead letters')")
         seen(page, ".q-tab-panel", "only operators may read")
         page.click(".q-tab:has-text('Learning')")
-        page.wait_for_function("document.querySelectorAll('.nicegui-echart canvas').length >= 6")
+        page.wait_for_function("document.querySelectorAll('.nicegui-echart svg').length >= 6")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         shoot(page, "telephone")
 

@@ -26,7 +26,7 @@ from headrace.service.ui import (
     job_tables,
     overview,
 )
-from headrace.service.ui.action_catalog import inputs_of
+from headrace.service.ui.action_catalog import Weight, inputs_of, weight_of
 from headrace.service.ui.api_client import routes_of
 from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart, reliability_chart
 from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
@@ -159,7 +159,7 @@ def sensible(found):
 
 
 def test_what_makes_sense_follows_the_job():
-    assert {"Pause", "Drain", "Stop", "Restart", "Commit", "Set"} <= sensible(job())
+    assert {"Pause", "Drain", "Stop", "Restart", "Commit", "Change a setting"} <= sensible(job())
     assert not {"Resume", "Rewind", "Export"} & sensible(job())
     assert "Export" in sensible(job(exports={"serving": {}}))
     assert "Resume" in sensible(job("paused", "paused")) and "Pause" not in sensible(job("paused", "paused"))
@@ -212,13 +212,13 @@ def test_a_form_asks_for_what_the_body_of_its_request_takes():
 
 
 def test_the_buttons_stand_in_groups():
-    labels = "Pause Resume Drain Stop Restart Commit Export Set Resize Shrink", "Rewind"
-    assert [act.form.label for act in OFFERED] == [
-        *labels[0].split(),
-        "Day tick",
-        *(f"{each.name.capitalize()} slot" for each in SLOT_CHANGES),
-        labels[1],
-    ]
+    labels = {weight: [act.form.label for act in OFFERED if weight_of(act) is weight] for weight in Weight}
+    clear, freeze, unfreeze = (f"{each.name.capitalize()} slot" for each in SLOT_CHANGES)
+    assert labels == {
+        Weight.EVERYDAY: ["Pause", "Resume", "Commit", "Export"],
+        Weight.MAINTENANCE: ["Change a setting", "Resize", "Begin the next day", freeze, unfreeze],
+        Weight.DANGEROUS: ["Drain", "Stop", "Restart", "Delete old rows", clear, "Rewind"],
+    }
 
 
 def test_a_role_is_offered_what_the_api_says_it_may(routes):
