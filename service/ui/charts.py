@@ -108,6 +108,24 @@ def marks_chart(marks: Sequence[ChartMark], rows: Sequence[str]) -> Options:
     return options
 
 
+SPARK = (96, 22)
+"""Width and height of a line in a table, in pixels."""
+MAX_SPARK = 48
+
+
+def spark_points(values: Sequence[float | None]) -> str:
+    """The points of an SVG polyline for a line in a table; empty where there are fewer than two values."""
+    line = thinned([(float(at), value) for at, value in enumerate(values) if value is not None], MAX_SPARK)
+    if len(line) < 2:
+        return ""
+    (width, height), ys = SPARK, [y or 0.0 for _, y in line]
+    low, span, begin, end = min(ys), (max(ys) - min(ys)) or 1.0, line[0][0], line[-1][0]
+    return " ".join(
+        f"{1 + (x - begin) / (end - begin) * (width - 2):.1f},{height - 2 - (y - low) / span * (height - 4):.1f}"
+        for (x, _), y in zip(line, ys, strict=True)
+    )
+
+
 def _frame(legend: Sequence[str]) -> Options:
     return {
         "animation": False,

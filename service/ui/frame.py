@@ -39,6 +39,7 @@ def add_header(visitor: Visitor) -> None:
     with layout, ui.element("header").classes("top") as header:
         ui.link("Headrace", "/").classes("brand")
         ui.link("Jobs", "/")
+        TextElement(tag="a", text="REST API").props("href=/docs")  # not a page of /ui, to which links lead
         role = caller.role.word if caller.role is not None else "none"
         ui.label(f"{caller.name} ({role})").classes("who")
         if visitor.signed_in:

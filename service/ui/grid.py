@@ -7,6 +7,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from headrace.service.ui.charts import SPARK
 from headrace.service.ui.format import NONE
 
 PAGE_ROWS = 25
@@ -34,6 +35,8 @@ class GridCell:
     """"good", "warn", "bad"."""
     chip: bool = False
     tip: str = ""
+    spark: str = ""
+    """The points of a small line after the text."""
 
 
 Row = tuple[str, Sequence[GridCell]]
@@ -139,6 +142,10 @@ class _Line:
 
 
 def _shown(cell: GridCell) -> None:
+    if cell.spark:
+        size = f"viewBox='0 0 {SPARK[0]} {SPARK[1]}' width={SPARK[0]} height={SPARK[1]}"
+        with ui.element("svg").classes("spark").props(f"{size} aria-hidden=true"):
+            ui.element("polyline").props(f"points='{cell.spark}'")
     element: ui.element = ui.link(cell.text, cell.link) if cell.link else ui.label(cell.text)
     if cell.chip:
         element.classes(f"chip {cell.tone}")

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.extras import is_installed, missing
+from headrace.service.ui import explorer
 from headrace.service.ui.downloads import Download
 from headrace.service.ui.page_access import ROOT, VISIT, BrowserAuth, PageGate, Visit
 from headrace.service.ui.recorder import Recorder
@@ -47,6 +48,7 @@ def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
         Route("/", _home, include_in_schema=False),
         Route(ROOT, _home, include_in_schema=False),
         *SigningIn(door, sessions).routes(),
+        *explorer.routes(),
         Download(api, door).route(),
     ]
     api.mount(ROOT, PageGate(pages, door, max_pages, max_each, pages.whose))

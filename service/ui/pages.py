@@ -38,7 +38,7 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
     def _jobs(request: Request) -> None:
         visitor = visitor_of(api, request)
         add_header(visitor)
-        JobsOverview(visitor)
+        JobsOverview(visitor, recorder)
 
     @ui.page("/jobs/{name}")
     async def _job(request: Request, name: str, tab: str = "") -> Response | None:

@@ -7,6 +7,7 @@ log, and are not recorded here.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from headrace.errors import HeadraceError
 from headrace.service.api.job_cache import JobCache
 from headrace.service.jobs.host import AT_REST
+from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.ui.series import halved
 from headrace.trainer.job_status import Number, Status
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 MAX_KEPT = 1_200
 """Most records of a job; beyond it every other record of the older half is dropped."""
+MAX_CHANGES = 500
+"""Most changes of alarms that are kept, of all jobs; beyond it the oldest are dropped."""
 MAX_PARTITIONS = 64
 """Most partitions whose lag is recorded separately; of more, only the sum."""
 
@@ -37,6 +41,18 @@ class FigureRecord:
     freshness_s: Number | None
     lag: Mapping[str, Number]
     rows: Number | None
+    auc: Number | None
+    """Window AUC of the first task."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmChange:
+    """An alarm of a job that began, or is over."""
+
+    at_ms: float
+    job: str
+    text: str
+    began: bool
 
 
 class Recorder:
@@ -45,10 +61,16 @@ class Recorder:
     def __init__(self, statuses: JobCache, now_s: Callable[[], float] = time.time) -> None:
         self._statuses, self._now_s = statuses, now_s
         self._moments: dict[str, list[FigureRecord]] = {}
+        self._alarms: dict[str, Mapping[Alarm, str]] = {}
+        self._changes: deque[AlarmChange] = deque(maxlen=MAX_CHANGES)
 
     def moments(self, job: str) -> Sequence[FigureRecord]:
         """The records of a job, oldest first."""
         return self._moments.get(job, [])
+
+    def alarm_changes(self) -> Sequence[AlarmChange]:
+        """Alarms that began or ended since the service started, newest first."""
+        return list(reversed(self._changes.copy()))
 
     async def run(self) -> None:
         """Poll the jobs periodically."""
@@ -64,6 +86,7 @@ class Recorder:
         jobs = self._statuses.jobs()
         names = {job.name for job in jobs}
         self._moments = {name: kept for name, kept in self._moments.items() if name in names}
+        self._alarms = {name: kept for name, kept in self._alarms.items() if name in names}
         for job in jobs:
             if job.phase in AT_REST:
                 continue
@@ -71,7 +94,14 @@ class Recorder:
                 status = self._statuses.of(job.name)
             except HeadraceError:  # it was deleted, or does not answer
                 continue
+            self._note_alarms(job.name, alarms(status))
             self._moments[job.name] = halved([*self.moments(job.name), moment_of(status, self._now_s())], MAX_KEPT)
+
+    def _note_alarms(self, job: str, now: Mapping[Alarm, str]) -> None:
+        before, at_ms = self._alarms.get(job, {}), self._now_s() * 1000
+        self._changes += [AlarmChange(at_ms, job, text, True) for alarm, text in now.items() if alarm not in before]
+        self._changes += [AlarmChange(at_ms, job, text, False) for alarm, text in before.items() if alarm not in now]
+        self._alarms[job] = now
 
 
 def moment_of(status: Status, now_s: float) -> FigureRecord:
@@ -84,4 +114,5 @@ def moment_of(status: Status, now_s: float) -> FigureRecord:
         freshness_s=status.freshness_s,
         lag=lag if len(lag) <= MAX_PARTITIONS else {"all": sum(lag.values())},
         rows=sum(rows.values()) if rows else None,
+        auc=next(iter(status.measures("window").values()), {}).get("auc"),
     )

@@ -28,9 +28,17 @@ from headrace.service.ui import (
 )
 from headrace.service.ui.action_catalog import Weight, inputs_of, weight_of
 from headrace.service.ui.api_client import routes_of
-from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart, reliability_chart
+from headrace.service.ui.charts import (
+    MAX_SPARK,
+    ChartLine,
+    ChartMark,
+    lines_chart,
+    marks_chart,
+    reliability_chart,
+    spark_points,
+)
 from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
-from headrace.service.ui.recorder import moment_of
+from headrace.service.ui.recorder import Recorder, moment_of
 from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
 from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from headrace.service.ui.sign_in import place_of
@@ -401,6 +409,40 @@ def test_a_job_that_cannot_be_asked_has_a_row_all_the_same():
     told = {"name": "news", "phase": "failed", "trouble": "the store is away", "outcome": None}
     name, cells = overview.row_of(told, None)
     assert name == "news" and cells[0].link == "/jobs/news" and cells[-1].text == "the store is away"
+
+
+def test_the_first_page_sums_up_all_jobs_and_finds_one():
+    jobs = [job("training"), {**job("failed"), "name": "old"}]
+    cause = {"kind": "failed", "text": "no file", "advice": ""}
+    news = {"name": "news", "events_per_s": 20.0, "freshness_s": 3.0}
+    figures = {"news": news, "old": {"name": "old", "events_per_s": 9.0, "freshness_s": 99.0, "cause": cause}}
+    tiles = overview.tiles_of(jobs, figures)
+    assert tiles["jobs"] == ("2", "1 training, 1 failed", "") and tiles["rate"][0] == "20"
+    assert tiles["freshness"][1] == "news" and tiles["wrong"] == ("1", "old", "bad")
+    assert overview.tiles_of([], {})["wrong"] == ("0", "", "good")
+    assert [overview.matches(jobs[1], *asked) for asked in (("OL", ""), ("ol", "failed"), ("", "training"))] == [
+        True, True, False,
+    ]  # fmt: skip
+
+
+def test_a_line_in_a_table_fits_its_box_and_leaves_gaps_out():
+    assert spark_points([]) == spark_points([1.0, None]) == ""
+    assert spark_points([1.0, None, 3.0]) == "1.0,20.0 95.0,2.0"
+    assert spark_points([2.0, 2.0]) == "1.0,20.0 95.0,20.0"
+    assert len(spark_points([float(n % 7) for n in range(1_000)]).split()) == MAX_SPARK
+
+
+def test_alarms_are_kept_with_the_time_they_began_and_ended():
+    statuses = {"news": Status(missing="a/*.csv matches no file")}
+    jobs = SimpleNamespace(jobs=lambda: [SimpleNamespace(name="news", phase="training")], of=statuses.__getitem__)
+    recorder = Recorder(jobs, now_s=lambda: 7.0)
+    recorder.look()
+    recorder.look()
+    statuses["news"] = Status()
+    recorder.look()
+    changes = recorder.alarm_changes()
+    assert [(each.began, each.job, each.at_ms) for each in changes] == [(False, "news", 7000.0), (True, "news", 7000.0)]
+    assert "matches no file" in overview.alarm_rows(changes)[0][1][-1].text
 
 
 def test_output_names_its_worker_once():
