@@ -151,7 +151,7 @@ class World:
 
     def until_exits(self, number):
         with self.exited:
-            assert self.exited.wait_for(lambda: len(self.exits) >= number, 30)
+            assert self.exited.wait_for(lambda: len(self.exits) >= number, 60)
 
     def until_said(self, *lines):
         until(lambda: set(lines) <= set(self.lines))
@@ -161,7 +161,7 @@ class World:
 
 
 def until(condition):
-    deadline = Deadline.after(30)
+    deadline = Deadline.after(60)
     while not condition():
         deadline.check("waiting")
         time.sleep(0.005)
@@ -287,17 +287,18 @@ def test_a_reader_that_ended_is_started_again_while_the_trainers_run(world):
 # -- the end
 
 
-@pytest.mark.parametrize(
-    ("act", "code"), [*((["exit", n], n) for n in (0, 1, 2, 70, 75)), (["kill_self", 9], -9), (["kill_self", 11], -11)]
-)
-def test_the_exit_status_is_reported_once_and_polled(world, act, code):
-    (handle,) = world.start(world.spec(0, ["note_pid"], ["spawn"], ["say", "alas"], act))
-    world.until_exits(1)
-    assert handle.poll() == code
-    assert [pid for pid in world.pids() if runs(pid)] == [], "what the worker started ended with it"
-    assert handle.kill(), "harmless after the end; its last lines are read then"
-    assert handle.last_lines() == ["alas"]
-    assert world.exits == [("trainer-0", code)]
+ENDS = [(["exit", 0], 0), (["exit", 75], 75), (["kill_self", 9], -9), (["kill_self", 11], -11)]
+
+
+def test_the_exit_status_is_reported_once_and_polled(world):
+    workers = (world.spec(n, ["note_pid"], ["spawn"], ["say", "alas"], act) for n, (act, _) in enumerate(ENDS))
+    handles = world.start(*workers)
+    world.until_exits(len(ENDS))
+    assert [handle.poll() for handle in handles] == [code for _, code in ENDS]
+    assert [pid for pid in world.pids() if runs(pid)] == [], "what the workers started ended with them"
+    assert all(handle.kill() for handle in handles), "harmless after the end; its last lines are read then"
+    assert [handle.last_lines() for handle in handles] == [["alas"]] * len(ENDS)
+    assert sorted(world.exits) == [(f"trainer-{n}", code) for n, (_, code) in enumerate(ENDS)]
 
 
 def test_only_the_last_lines_are_kept(world):
