@@ -112,7 +112,7 @@ def show(
     stream: OneStream = None,
     as_json: Json = False,
 ) -> None:
-    """Print what an export contains; as JSON, its whole manifest.
+    """Print the content of an export; as JSON, its whole manifest.
 
     Example: headrace exports show job.toml 17
     """

@@ -30,7 +30,7 @@ def doctor(
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     by: Annotated[
         Literal["shift", "value", "cost"],
-        typer.Option("--by", help="What comes first: the greatest shift, value or cost."),
+        typer.Option("--by", help="Sort by the greatest shift, value or cost."),
     ] = "shift",
     worth: Annotated[
         Path | None,
@@ -40,7 +40,7 @@ def doctor(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print what is known of each slot at the newest commit, and what looks wrong. The job may run.
+    """Print figures of each slot at the newest commit, and warnings. The job may run.
 
     Example: headrace doctor job.toml --by cost
     """

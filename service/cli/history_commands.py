@@ -88,7 +88,7 @@ def list_(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> No
 
 @commits.command()
 def show(job: SpecFile, name: Name, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
-    """Print what a commit contains; as JSON, its whole manifest.
+    """Print the content of a commit; as JSON, its whole manifest.
 
     Example: headrace commits show job.toml 17
     """

@@ -122,7 +122,9 @@ def predict_(
     wire: WireOf = "float32",
     segment_events: Annotated[
         int,
-        typer.Option("--segment-events", min=1, metavar="N", help="Events of one output file: what a kill may lose."),
+        typer.Option(
+            "--segment-events", min=1, metavar="N", help="Events of one output file. A crash repeats unfinished files."
+        ),
     ] = 20_000,
     overrides: Overrides = [],  # noqa: B006
     url: Url = None,
@@ -194,7 +196,7 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     worth: Annotated[
-        bool, typer.Option("--worth", help="Shuffle each slot in turn, and print what the metrics lose by it.")
+        bool, typer.Option("--worth", help="Shuffle each slot in turn, and print the loss of each metric.")
     ] = False,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,

@@ -13,7 +13,9 @@ from headrace.service.kubernetes.config import IMAGE, ManifestSettings
 
 app = typer.Typer()
 MAX_REPLICAS = 1000
-render = typer.Typer(cls=PanelledGroup, no_args_is_help=True, help="Write what an orchestrator needs to run a job.")
+render = typer.Typer(
+    cls=PanelledGroup, no_args_is_help=True, help="Write the files that an orchestrator needs to run a job."
+)
 app.add_typer(render, name="render", rich_help_panel=Panel.CLUSTER)
 
 

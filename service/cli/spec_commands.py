@@ -29,7 +29,7 @@ DryRun = Annotated[
 
 @spec.command()
 def check(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
-    """Check whether the job could start on this machine. Prints what is wrong, with its key.
+    """List every problem that would stop the job from starting on this machine, with its key.
 
     Exit code 2 if something is wrong.
 
