@@ -12,6 +12,7 @@ from headrace.trainer.config import TaskSection
 from headrace.trainer.dense.flat_parameters import FlatParameters
 from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
 from headrace.trainer.models.calibration import (
+    FOLLOWED_STEPS,
     MAX_MEMORY,
     MEMORY,
     SHARE,
@@ -20,12 +21,15 @@ from headrace.trainer.models.calibration import (
     add_calibration,
     moments,
     moments_reference,
+    motion,
     newton_step,
 )
 from headrace.trainer.models.contract import Shape, SlotShape
 from headrace.trainer.train.tracing import FrozenModel, trace
 
 WIDTH = 4
+STILL = 160.0, 0.0, 160.0, 160.0
+"""The sums of motion of 160 samples, whose logits have the mean 0 and the variance 1."""
 SAMPLES = st.lists(
     st.tuples(st.integers(-40, 40), st.integers(0, 32), st.sampled_from([0, 1]), st.sampled_from([0, 1, 2, 0.5]))
 )
@@ -121,15 +125,47 @@ def test_at_first_it_changes_no_bit():
 
 def test_sums_without_weight_or_that_are_not_finite_are_left_out():
     calibration = Calibration(["a", "b"])
-    calibration.learn(np.array([[0.0] * SUMS, [np.inf, 1, 1, 1, 1, 1]]))
+    calibration.learn(np.array([[0.0] * SUMS, [np.inf, *[1.0] * (SUMS - 1)]]))
     assert calibration.state_dict()["scale_T"].tolist() == [1, 1]
     assert not calibration.state_dict()["information_TI"].any()
 
 
 def test_a_wild_gradient_keeps_the_order_of_predictions():
     calibration = Calibration(["ctr"])
-    calibration.learn(np.array([[1e9, -1e9, 1.0, 0.0, 1.0, 1.0]]))
+    calibration.learn(np.array([[1e9, -1e9, 1.0, 0.0, 1.0, 1.0, *STILL]]))
     assert float(calibration.state_dict()["scale_T"][0]) > 0
+
+
+def test_a_young_model_that_moves_in_every_step_is_followed(monkeypatch):
+    random = np.random.default_rng(3)
+    steps, size = 40, 1024
+    n = steps * size
+    true_N = random.normal(-1.5, 0.5, n)
+    label_N = random.random(n) < sigmoid(true_N)
+    logit_N = true_N + 1.6 * np.repeat(0.85 ** np.arange(steps), size)  # by up to 0.24 in a step
+
+    def farthest():
+        found = followed(logit_N, label_N, np.ones(n), size), label_N
+        predicted, clicks = (np.cumsum(each.reshape(steps, size)[4:].sum(1)) for each in found)
+        return abs(predicted / clicks - 1).max()
+
+    now = farthest()
+    monkeypatch.setattr("headrace.trainer.models.calibration.FOLLOWED_STEPS", 0)
+    assert now < 0.08 < 0.15 < farthest()
+
+
+def test_logits_that_move_by_chance_alone_are_not_followed():
+    moved, before = motion([0.0, 0.0, 0.0], STILL)
+    assert moved == 0 and before == [1, 0, pytest.approx(1 / 160)]
+    moved, _ = motion(before, [160.0, 160 * 0.3, 160 * 1.09, 160.0])
+    assert moved == 0, "within three standard deviations of the difference, 0.34"
+    moved, after = motion(before, [160.0, -160.0, 160 * 2.0, 160.0])
+    assert -1 < moved < -0.8 and after == [2, -1, pytest.approx(1 / 160)]
+
+
+def test_motion_is_followed_in_the_first_steps_only():
+    moved, after = motion([FOLLOWED_STEPS, 0.0, 0.0], [160.0, -160.0, 160.0, 160.0])
+    assert moved == 0 and after == [FOLLOWED_STEPS, 0, 0]
 
 
 class Tower(nn.Module):
@@ -146,7 +182,7 @@ class Tower(nn.Module):
 def calibrated_tower():
     model = Tower()
     add_calibration(model, ["ctr"])
-    model.calibration.learn(np.array([[30.0, -20.0, 90.0, 5.0, 40.0, 40.0]]))
+    model.calibration.learn(np.array([[30.0, -20.0, 90.0, 5.0, 40.0, 40.0, *STILL]]))
     assert model.calibration.scale_T[0] != 1 and model.calibration.offset_T[0] != 0
     return model
 
@@ -156,7 +192,7 @@ def test_an_export_has_the_calibration_of_its_version():
     shape = Shape((SlotShape("item", WIDTH, False),), (), (), ("ctr",))
     template = trace(first := calibrated_tower(), shape, tasks)
     model = calibrated_tower()
-    model.calibration.learn(np.array([[-30.0, 10.0, 90.0, 5.0, 40.0, 40.0]]))
+    model.calibration.learn(np.array([[-30.0, 10.0, 90.0, 5.0, 40.0, 40.0, *STILL]]))
     frozen = FrozenModel(first, tasks)
     state = model.state_dict()
     frozen.load(state)

@@ -5,11 +5,15 @@ every step predicts with sigmoid(scale * logit + offset), then corrects both by 
 step's samples, divided by the information of the recent ones. The model learns from its own logits, so no gradient
 passes here, and no bit of its weights depends on it. Scale is above 0, so the order of predictions stays.
 
-Scale, offset and information are buffers of the model: commits, digests, the live feed and exports have them as they
-have its weights. In modes in which trainers do not meet in steps each follows its own samples, and the close of a pass
-brings those of rank 0 to all, as for other buffers.
+A model begins far from the base rate, and at first moves by more in one step than the labels of the next can correct.
+That all logits move is seen without labels, and with less noise: in the first steps the offset goes against it.
 
-Shapes: B samples, T tasks with calibration, K sums of a step (SUMS), I numbers of information (KNOWN).
+Scale, offset, information and motion are buffers of the model: commits, digests, the live feed and exports have them
+as they have its weights. In modes in which trainers do not meet in steps each follows its own samples, and the close of
+a pass brings those of rank 0 to all, as for other buffers.
+
+Shapes: B samples, T tasks with calibration, K sums of a step (SUMS), I numbers of information (KNOWN), M of
+motion (MOTION).
 """
 
 import math
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.errors import SpecError
+from headrace.kernel_cache import njit
 
 NAME = "calibration"
 """The attribute of a model, and the prefix of the names of its buffers."""
@@ -32,9 +37,15 @@ DAMPING = 32.0
 """Information that is added in each step, so that the first ones stay small."""
 SCALES = 0.125, 8.0
 OFFSETS = -20.0, 20.0
-SUMS, KNOWN = 6, 5
+FOLLOWED_STEPS = 32
+"""Steps in which the offset follows the motion of the logits, ever less."""
+CHANCE = 9.0
+"""A motion counts as far as its square is above so many times its variance: three standard deviations."""
+SUMS, KNOWN, MOTION = 10, 5, 3
 """Sums of a step: the gradient of scale and offset; the information of scale, of the pair, of offset; that of offset
-with squared weights. These four are remembered, and how much there was: that of offset in units of the mean weight."""
+with squared weights; the weight, with logits, with squared logits, and squared. The four of information are remembered,
+and how much there was: that of offset in units of the mean weight. Motion: the number of steps, and mean and variance
+of the mean logit of the last one."""
 
 
 class Calibration(nn.Module):
@@ -43,6 +54,7 @@ class Calibration(nn.Module):
     scale_T: Tensor
     offset_T: Tensor
     information_TI: Tensor
+    motion_TM: Tensor
 
     def __init__(self, tasks: Sequence[str] = ()) -> None:
         super().__init__()
@@ -51,6 +63,7 @@ class Calibration(nn.Module):
         self.register_buffer("scale_T", torch.ones(len(tasks)))
         self.register_buffer("offset_T", torch.zeros(len(tasks)))
         self.register_buffer("information_TI", torch.zeros(len(tasks), KNOWN))
+        self.register_buffer("motion_TM", torch.zeros(len(tasks), MOTION))
 
     @classmethod
     def of(cls, model: nn.Module) -> "Calibration":
@@ -82,13 +95,34 @@ class Calibration(nn.Module):
         if not self.tasks:
             return
         sums_TK = np.array(sums).reshape(-1, SUMS)
-        scales, offsets, known = self.scale_T.tolist(), self.offset_T.tolist(), self.information_TI.tolist()
+        buffers = self.scale_T, self.offset_T, self.information_TI, self.motion_TM
+        scales, offsets, known, motions = (each.tolist() for each in buffers)
         for place, sums_K in enumerate(sums_TK.tolist()):
             if all(math.isfinite(each) for each in sums_K) and sums_K[4] > 0:
                 before = scales[place], offsets[place]
-                scales[place], offsets[place], known[place] = newton_step(before, known[place], sums_K)
-        for buffer, values in ((self.scale_T, scales), (self.offset_T, offsets), (self.information_TI, known)):
+                scales[place], offset, known[place] = newton_step(before, known[place], sums_K[:6])
+                moved, motions[place] = motion(motions[place], sums_K[6:])
+                offsets[place] = min(max(offset - scales[place] * moved, OFFSETS[0]), OFFSETS[1])
+        for buffer, values in zip(buffers, (scales, offsets, known, motions), strict=True):
             buffer.copy_(torch.tensor(values))
+
+
+def motion(before: Sequence[float], sums: Sequence[float]) -> tuple[float, list[float]]:
+    """By how much all logits are expected to move until the next step, and what is remembered of this one.
+
+    They moved by the difference of the mean logits of two steps. The share of it that is more than chance is that of
+    James and Stein; it fades, as the differences of later samples are the stream's own.
+    """
+    steps, mean_before, variance_before = before
+    if steps >= FOLLOWED_STEPS:
+        return 0.0, [steps, 0.0, 0.0]
+    weight, of_logit, of_square, squared = sums
+    mean = of_logit / weight
+    variance = max(of_square / weight - mean * mean, 0.0) * squared / (weight * weight)
+    moved = mean - mean_before if steps else 0.0
+    chance = CHANCE * (variance + variance_before)
+    share = 1 - chance / (moved * moved) if moved * moved > chance else 0.0
+    return (1 - steps / FOLLOWED_STEPS) * share * moved, [steps + 1, mean, variance]
 
 
 def newton_step(
@@ -111,24 +145,26 @@ def newton_step(
     return min(max(scale, SCALES[0]), SCALES[1]), min(max(offset, OFFSETS[0]), OFFSETS[1]), information
 
 
-def moments(
-    logit_B: NDArray[np.float32],
-    prediction_B: NDArray[np.float32],
-    label_B: NDArray[np.float32],
-    weight_B: NDArray[np.float32],
-) -> NDArray[np.float64]:
-    """(K,) the sums of a batch. `logit_B` are the model's, `prediction_B` the calibrated probabilities."""
-    counted_B = weight_B > 0
-    logit_N, prediction_N, label_N, weight_N = (
-        column_B[counted_B].astype(np.float64) for column_B in (logit_B, prediction_B, label_B, weight_B)
-    )
-    error_N = weight_N * (prediction_N - label_N)
-    information_N = weight_N * prediction_N * (1 - prediction_N)
-    columns = (
-        *(error_N * logit_N, error_N),
-        *(information_N * logit_N * logit_N, information_N * logit_N, information_N, information_N * weight_N),
-    )
-    return np.array([column_N.sum() for column_N in columns])
+@njit(nogil=True, cache=True)
+def moments(logit_B, prediction_B, label_B, weight_B):  # type: ignore[no-untyped-def]
+    """(K,) the sums of a batch. `logit_B` are the model's, `prediction_B` the calibrated probabilities (float32)."""
+    of_scale = of_offset = both = pair = one = information_squared = weight = of_logit = of_square = squared = 0.0
+    for b in range(len(logit_B)):
+        w, z, p = np.float64(weight_B[b]), np.float64(logit_B[b]), np.float64(prediction_B[b])
+        if w > 0:
+            error, information = w * (p - np.float64(label_B[b])), w * p * (1 - p)
+            of_scale += error * z
+            of_offset += error
+            both += information * z * z
+            pair += information * z
+            one += information
+            information_squared += information * w
+            weight += w
+            of_logit += w * z
+            of_square += w * z * z
+            squared += w * w
+    of_motion = weight, of_logit, of_square, squared
+    return np.array([of_scale, of_offset, both, pair, one, information_squared, *of_motion])
 
 
 def moments_reference(
@@ -139,9 +175,8 @@ def moments_reference(
     for z, p, y, w in zip(logits, predictions, labels, weights, strict=True):
         if w > 0:
             v = w * p * (1 - p)
-            sums = [
-                a + b for a, b in zip(sums, (w * (p - y) * z, w * (p - y), v * z * z, v * z, v, v * w), strict=True)
-            ]
+            new = w * (p - y) * z, w * (p - y), v * z * z, v * z, v, v * w, w, w * z, w * z * z, w * w
+            sums = [a + b for a, b in zip(sums, new, strict=True)]
     return sums
 
 

@@ -192,8 +192,8 @@ class Stepper:
             if task.name in self.calibration.tasks:
                 if task.label == self._at_once:
                     plain_weight = plain_weight * fake_negative_weights(logit, label)
-                columns = output.detach(), prediction, label, plain_weight
-                sums[task.name] = moments(*(column.cpu().numpy() for column in columns))
+                columns = output.detach().contiguous().cpu().numpy(), prediction_B[task.name], batch.label_B[task.name]
+                sums[task.name] = moments(*columns, plain_weight.cpu().numpy())
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
         sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
