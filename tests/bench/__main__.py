@@ -1,7 +1,8 @@
 """`make bench`: every figure of the project in one run, as a table and as JSON in tests/bench/results.
 
-`python -m tests.bench [--only NAME ...] [--rounds 5] [--rows 1000000]`. Each training figure is the median of ratios to
-the yardstick, the two run in turn. What needs the yardsticks' folder is left out, with the reason, where it is absent.
+`python -m tests.bench [NAME ...] [--rounds 5] [--rows 1000000]`; `--only NAME ...` is the same. Each training figure is
+the median of ratios to the yardstick, the two run in turn. What needs the yardsticks' folder is left out, with the
+reason, where it is absent.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from tests.bench import bench_shards, beyond_memory, broker, job_log, load, pars
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
 from tests.bench import freshness as freshening
+from tests.bench import limit as limiting
 from tests.bench import matmul as multiplying
 from tests.bench import recovery as recovering
 from tests.bench import resize as resizing
@@ -124,6 +126,11 @@ def matmul(rounds: int, rows: int) -> dict[str, dict]:
     return multiplying.figures(rounds)
 
 
+def limit(rounds: int, rows: int) -> dict[str, dict]:
+    """The limit of this machine for W1, and the product's share of it on each road."""
+    return limiting.figures(CACHE, rounds, rows, STEPS)
+
+
 def commits(rounds: int, rows: int) -> dict[str, dict]:
     """What commits cost training."""
     return committing.figures(make(CACHE / f"w1-{rows}", rows))
@@ -211,22 +218,25 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "load": readers,
     "log": logs,
 }
-LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
-"""Asked for by name only: `make soak` does."""
-NEED_YARDSTICKS = {"text", "w1", "pipes", "commits", "long-commits"}
+LONG_PARTS = {"limit": limit, "long-commits": long_commits, "memory-curve": memory_curve}
+"""Asked for by name only; `make soak` asks for some."""
+NEED_YARDSTICKS = {"text", "w1", "limit", "pipes", "commits", "long-commits"}
 
 
 def main() -> None:
     """Run the parts asked for; print and keep the results."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--only", nargs="*", choices=sorted(PARTS | LONG_PARTS), default=sorted(PARTS))
+    arguments.add_argument("names", nargs="*", metavar="NAME", help="the same as --only")
+    arguments.add_argument("--only", nargs="*", choices=sorted(PARTS | LONG_PARTS), default=[])
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     given = arguments.parse_args()
+    if unknown := set(given.names) - set(PARTS | LONG_PARTS):
+        arguments.error(f"unknown {sorted(unknown)}; known {sorted(PARTS | LONG_PARTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is ended
     console = Console()
     results: dict[str, dict] = {}
-    for part in given.only:
+    for part in [*given.names, *given.only] or sorted(PARTS):
         if part in NEED_YARDSTICKS and not (YARDSTICKS / "w1.py").exists():
             console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in HEADRACE_BENCH")
             continue
