@@ -18,7 +18,15 @@ from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
 from headrace.trainer.models.contract import Shape, SlotShape
 from headrace.trainer.models.registry import load_model
 from headrace.trainer.replica.serving_model import DenseGraph
-from headrace.trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
+from headrace.trainer.train.tracing import (
+    FrozenModel,
+    ServedModel,
+    TraceFailed,
+    _examples,
+    input_names,
+    served,
+    trace,
+)
 from tests.fakes.model_settings import MODEL_NAMES, NEEDS_SEQUENCE, fitting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,18 +68,23 @@ def difference(template, model, shape, num_samples=11):
     """Between onnxruntime and torch, relative for values above 1; less twice what torch itself is off by rounding,
     which depends on the processor."""
     examples = _examples(shape, num_samples)
-    served = ServedModel(model.eval(), shape, tasks(shape))
+    whole = ServedModel(model.eval(), shape, tasks(shape))
     with torch.no_grad():
-        wanted = served(*examples.values())
-        exact = copy.deepcopy(served).double()(*(widened(value) for value in examples.values()))
+        wanted = whole(*examples.values())
+        exact = copy.deepcopy(whole).double()(*(widened(value) for value in examples.values()))
     found = OnnxModel(with_weights(template, state(model))).run(
         {name: value.numpy() for name, value in examples.items()}
     )
     theirs = [value.numpy() for value in wanted]
-    ours = [found[task.name] for task in tasks(shape)]
+    ours = [found[name] for name in answered(model, shape)]
     rounding = farthest(theirs, [value.numpy() for value in exact])
     assert rounding < 1e-4, "float64 computes something else"
     return farthest(ours, theirs) - 2 * rounding
+
+
+def answered(model, shape):
+    """Names of the outputs of `ServedModel`, in order."""
+    return [*(task.name for task in tasks(shape)), *served(model)]
 
 
 def widened(value):
@@ -113,8 +126,8 @@ def test_a_replica_predicts_as_torch_with_weights_as_inputs(name):
     found = graph.run(feeds | graph.weights(state(model)))
     with torch.no_grad():
         wanted = ServedModel(model.eval(), shape, tasks(shape))(*examples.values())
-    for task, value in zip(tasks(shape), wanted, strict=True):
-        np.testing.assert_allclose(found[task.name], value.numpy(), rtol=1e-5, atol=1e-5)
+    for name, value in zip(answered(model, shape), wanted, strict=True):
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-5)
 
 
 SETTINGS = (
