@@ -588,16 +588,3 @@ class WorkerConfig(Section):
     """Cores this trainer may use."""
     max_message: PositiveSize = 256 << 20
     """Largest message to or from a shard."""
-
-
-class TrialsConfig(Section):
-    """Configuration of the process that tries settings of a job, written by the launcher as JSON."""
-
-    trainer: WorkerConfig
-    """The one trainer of each trial, for the job as it is; `store` is a new folder for them all."""
-    settings: dict[str, dict[str, Any]]
-    """Values by the path of their key, by the name of the setting; the first one is the job as it is."""
-    events: PositiveCount
-    """Number of positions of the stream that are learnt."""
-    newest: bool = False
-    """The last ones of the stream, in place of the first."""

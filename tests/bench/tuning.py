@@ -17,7 +17,6 @@ import headrace.trainer.train.tuning as trials
 from headrace.config import set_key
 from headrace.service.cluster.tuning import Tuning
 from headrace.service.spec.job import job_of
-from headrace.trainer.config import TrialsConfig
 from tests.bench.model_figures import trained
 from tests.bench.streams import STREAMS, Streams
 
@@ -68,7 +67,7 @@ class Measured:
             tuning = Tuning.of(job_of(raw, self._folder))
             config = tuning.config(folder)
             config["trainer"]["cores"] = 1
-            return trials.try_settings(TrialsConfig.model_validate(config))
+            return trials.try_settings(trials.TrialsConfig.model_validate(config))
 
     def _trained(self, raw: dict[str, Any], stream: str) -> dict[str, Any]:
         return trained(self._streams.config(raw), self._streams.reader(stream))

@@ -508,7 +508,7 @@ def test_only_loopback_is_listened_on_without_a_token(tmp_path):
         config(token_file=str(tmp_path / "short")).token()
 
 
-def test_a_source_is_named_by_its_option_and_one_live_feed_at_most():
+def test_a_source_is_named_by_its_option_and_one_live_feed_at_most(tmp_path):
     with pytest.raises(SpecError, match="^name the source to follow: --exports, --feed, --join or --store"):
         validate(ReplicaConfig, {})
     for two in ({"feed": "y", "store": "z"}, {"feed": "y", "join": "h:1"}, {"store": "z", "join": "h:1"}):
@@ -518,7 +518,9 @@ def test_a_source_is_named_by_its_option_and_one_live_feed_at_most():
         validate(ReplicaConfig, {"join": "10.77.0.10:7070"})
     with pytest.raises(SpecError, match="join: 'head' is not of the form 127.0.0.1:7070"):
         validate(ReplicaConfig, {"join": "head", "feed_token_file": "x"})
-    assert validate(ReplicaConfig, {"exports": "x", "store": "y"}).exports == "x"
+    with pytest.raises(SpecError, match="--store: there is no folder y; name the store.path of a job that has started"):
+        validate(ReplicaConfig, {"exports": "x", "store": "y"})
+    assert validate(ReplicaConfig, {"exports": "x", "store": str(tmp_path)}).exports == "x"
 
 
 def test_the_metrics_are_the_ones_we_promised(served):

@@ -19,7 +19,7 @@ from typing import Any
 
 from headrace import worker_process
 from headrace.codec import plain
-from headrace.config import set_key, validate
+from headrace.config import PositiveCount, Section, set_key, validate
 from headrace.dataset.loader.batch_loader import PassReader, PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples
@@ -30,7 +30,7 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import BadInput, HeadraceError, SpecError
 from headrace.secrets import with_secrets
-from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrialsConfig, WorkerConfig
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, WorkerConfig
 from headrace.trainer.journal.job_history import ReplayedPass
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.parts import OPEN_S, source_of
@@ -55,6 +55,19 @@ PLAN_S = 60.0
 COMBINED = "the best together"
 
 log = logging.getLogger(__name__)
+
+
+class TrialsConfig(Section):
+    """Configuration of the process that tries settings of a job, written by the launcher as JSON."""
+
+    trainer: WorkerConfig
+    """The one trainer of each trial, for the job as it is; `store` is a new folder for them all."""
+    settings: dict[str, dict[str, Any]]
+    """Values by the path of their key, by the name of the setting; the first one is the job as it is."""
+    events: PositiveCount
+    """Number of positions of the stream that are learnt."""
+    newest: bool = False
+    """The last ones of the stream, in place of the first."""
 
 
 @dataclass(frozen=True, slots=True)
