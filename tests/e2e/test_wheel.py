@@ -72,7 +72,7 @@ def test_examples_are_copied_from_the_wheel_and_run(environment, tmp_path):
 
 @pytest.mark.kafka
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_the_tutorial_runs_from_the_wheel_beside_files_with_our_names(environment, kafka, tmp_path):
+def test_the_tutorial_leads_from_a_topic_to_a_served_model_beside_files_with_our_names(environment, kafka, tmp_path):
     (tmp_path / "tutorial").mkdir()
     for name in USERS:
         (tmp_path / "tutorial" / f"{name}.py").write_text("raise ImportError('a file of the user')\n")
@@ -81,3 +81,7 @@ def test_the_tutorial_runs_from_the_wheel_beside_files_with_our_names(environmen
     output = followed(page, tmp_path, environment=environment)
     assert "20 events, 20 samples, 0 rejected" in output
     assert re.search(r"^events +20,000$", output, re.M), output
+    likes, likes_not = (float(number) for number in re.findall(r"'prediction.ctr': ([\d.]+)", output))
+    assert likes > likes_not
+    first, second = (int(number) for number in re.findall(r'"model_version": "(\d+)"', output))
+    assert second > first >= 1
