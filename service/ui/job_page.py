@@ -168,8 +168,11 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         notes.append(("", f"This job has {counted(elastic['present'], 'trainer')}, of {bounds}{spares}.{waits}"))
     if (tuning := job["tuning"]) is not None:
         found = read(TuningStatus, tuning)
-        chosen = [f"This job has chosen its settings: {found.tried[0].name}.", *tried_lines(found.tried)]
-        notes.append(("", "\n".join(chosen)) if found.tried else ("warn", tuning_text(found)))
+        if found.tried:
+            chosen = [f"This job has chosen its settings: {found.tried[0].name}.", *tried_lines(found.tried)]
+            notes.append(("", "\n".join(chosen)))
+        else:
+            notes.append(("warn", tuning_text(found)))
     if not job["learning"]:
         notes.append(("", "This job only predicts. It does not learn."))
     return notes
