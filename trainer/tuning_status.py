@@ -10,7 +10,7 @@ class TriedStatus(Struct, frozen=True, kw_only=True):
     """A setting that a new job tried; see trainer.tuning_config.TriedSetting."""
 
     name: str = ""
-    keys: dict[str, int | float | str] = {}
+    keys: dict[str, bool | int | float | str] = {}
     events: int = 0
     logloss: float | None = None
     auc: float | None = None

@@ -1,5 +1,6 @@
 """Which settings a new job tries, by what the best one is found, and where its values hold."""
 
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ from headrace.dataset.loader.batch_loader import PassTally
 from headrace.errors import SpecError
 from headrace.service.api.job_figures import figures_of
 from headrace.service.cli.tune_command import file_lines
+from headrace.service.cluster.tuning import choice_of
 from headrace.service.monitor.lines import progress_line, tried_lines
 from headrace.service.spec.job import job_of
 from headrace.service.spec.tuned_settings import AS_IT_IS, settings_to_try, under_choice
@@ -211,6 +213,16 @@ def test_the_status_of_a_job_says_how_far_its_tuning_is_and_then_what_was_tried(
     assert list(tried_lines(tried)) == ["  batch / 4  log loss 0.5000  AUC 0.7500  320 events"]
     assert figures_of(chosen).model_dump()["tuning"]["tried"][0]["keys"] == {"train.batch_size": 16}
     assert read(Status, plain(chosen)) == chosen
+
+
+def test_all_values_that_are_tried_reach_the_job():
+    settings = settings_to_try(free_job())
+    assert any(isinstance(value, bool) for keys in settings.values() for value in keys.values())
+    tried = [Trial(name, keys).tried() for name, keys in settings.items()]
+    told = read(TuningStatus, json.loads(json.dumps(plain(TuningStatus(tried=tried)))))
+    assert [each.keys for each in told.tried] == [dict(keys) for keys in settings.values()]
+    chosen = choice_of(told.tried[::-1])
+    assert [each.keys for each in chosen.tried] == [each.keys for each in told.tried[::-1]]
 
 
 def test_the_chosen_keys_are_printed_as_a_part_of_a_job_file():
