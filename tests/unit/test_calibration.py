@@ -168,6 +168,17 @@ def test_motion_is_followed_in_the_first_steps_only():
     assert moved == 0 and after == [FOLLOWED_STEPS, 0, 0]
 
 
+def test_a_calibration_of_a_store_without_motion_is_not_young():
+    random = np.random.default_rng(4)
+    old, now = Calibration(["ctr"]), Calibration(["ctr"])
+    for _ in range(5):
+        followed(random.normal(-1, 1, 512), random.random(512) < 0.25, np.ones(512), calibration=old)
+    now.load_state_dict({**old.state_dict(), "motion_TM": torch.zeros(1, 3)})
+    for offset in (0, 1):  # the stream's own motion
+        followed(random.normal(offset - 1, 0.1, 512), np.ones(512), np.ones(512), 512, now)
+    assert now.motion_TM.tolist() == [[FOLLOWED_STEPS, 0, 0]]
+
+
 class Tower(nn.Module):
     """A model without settings."""
 

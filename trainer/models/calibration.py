@@ -100,6 +100,10 @@ class Calibration(nn.Module):
         for place, sums_K in enumerate(sums_TK.tolist()):
             if all(math.isfinite(each) for each in sums_K) and sums_K[4] > 0:
                 before = scales[place], offsets[place]
+                if (
+                    not motions[place][0] and known[place][4]
+                ):  # as in stores from before motion was followed: not young any more
+                    motions[place][0] = FOLLOWED_STEPS
                 scales[place], offset, known[place] = newton_step(before, known[place], sums_K[:6])
                 moved, motions[place] = motion(motions[place], sums_K[6:])
                 offsets[place] = min(max(offset - scales[place] * moved, OFFSETS[0]), OFFSETS[1])
