@@ -110,6 +110,11 @@ class SlotLife(Section):
     """A shrink deletes rows unseen for more days."""
 
 
+OF_ROWS = frozenset({"optimizer", "first_order_optimizer", "grad_scale"})
+"""Keys of a table that say how its rows learn. If one is set, the others keep the defaults of their classes; if none
+is, all follow from the number of slots (trainer.spec.defaults)."""
+
+
 class TableSection(GrownSection):
     """One embedding table."""
 
@@ -200,7 +205,7 @@ class TableSection(GrownSection):
         needs = {
             "first_order = true": self.first_order,
             'optimizers of kind "adagrad"': first.kind == "adagrad",
-            'grad_scale = "sum"': self.grad_scale == "sum",
+            'grad_scale = "sum"': self.grad_scale == "sum" or not OF_ROWS & self.model_fields_set,
             "rows that start with their vectors": not extends(self),
         }
         missing = [need for need, there in needs.items() if not there]

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.config import set_key, validate
+from headrace.pserver.config import OF_ROWS
 from headrace.secrets import secrets_of, without_secrets
 from headrace.service.spec.job import JobFile, LoadedJob
-from headrace.trainer.spec.defaults import OF_ROWS
 
 Keys = Mapping[str, Any]
 """Values by the path of their key."""

@@ -75,6 +75,7 @@ def test_rows_follow_events_by_default_where_nothing_is_said_of_how_they_learn()
     assert table_of()["in_batch"]
     without = table_of(tables={"default": {"in_batch": False}})
     assert without["grad_scale"] == "sum" and without["optimizer"] == table_of()["optimizer"]
+    assert table_of(tables={"default": {"in_batch": True}}) == table_of(), "to say it changes nothing"
     others = {
         "an older set": table_of(number=4),
         "by choice": without,
@@ -92,6 +93,7 @@ def test_rows_follow_events_by_default_where_nothing_is_said_of_how_they_learn()
     ("keys", "words"),
     [
         ({"grad_scale": "mean"}, 'needs grad_scale = "sum"'),
+        ({"grad_scale": "mean", "first_order": False}, 'needs first_order = true and grad_scale = "sum"'),
         ({"optimizer": {"kind": "sgd"}}, 'needs optimizers of kind "adagrad"'),
         ({"first_order": False}, "needs first_order = true"),
         ({"slots": {"a": {"extend_at": 2}}}, "rows that start with their vectors"),

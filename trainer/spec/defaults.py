@@ -17,7 +17,7 @@ from headrace import documents
 from headrace.config import GrownSection, Section, validate
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.pserver.config import TableSection, extends
+from headrace.pserver.config import OF_ROWS, TableSection, extends
 from headrace.pserver.row_optimizers import Adagrad
 from headrace.renamed_keys import with_present_names
 from headrace.trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
@@ -29,8 +29,6 @@ RATES_BY_SLOTS = 5
 """The first set in which the rates of rows follow from the number of slots."""
 MIN_SLOTS = 6
 """Fewer slots have the rates of so many."""
-OF_ROWS = frozenset({"optimizer", "first_order_optimizer", "grad_scale"})
-"""Keys of a table that say how its rows learn. If one is set, the others keep the defaults of their classes."""
 LATER_OF_CLUSTER: Mapping[str, Any] = {
     **{"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False},
     **{"launcher": "local", "node_timeout": 30.0, "ray_address": None, "wire": "float32"},
