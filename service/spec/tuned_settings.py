@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.config import set_key, validate
-from headrace.pserver.config import OF_ROWS
+from headrace.errors import SpecError
+from headrace.pserver.config import OF_ROWS, TableSection
 from headrace.secrets import secrets_of, without_secrets
 from headrace.service.spec.job import JobFile, LoadedJob
+from headrace.trainer.spec.defaults import may_follow_events
 
 Keys = Mapping[str, Any]
 """Values by the path of their key."""
@@ -34,18 +36,31 @@ def under_choice(job: LoadedJob, chosen: Mapping[str, Any] | None) -> LoadedJob:
         return job
     whole = with_keys(job.whole(), {"tuning.chosen": chosen})
     best = chosen["tried"][0].get("keys", {})
-    whole = with_keys(whole, {path: value for path, value in best.items() if _holds(job, path, best)})
+    holds = {path: value for path, value in best.items() if _holds(job, path, best)}
+    whole = with_keys(whole, holds)
+    refused = [path for path in holds if path.endswith(".in_batch") and not _may_follow_events(job, whole, path)]
+    whole = with_keys(whole, dict.fromkeys(refused, False))
     spec = validate(JobFile, whole)
     return replace(job, spec=spec, raw=without_secrets(whole), secrets=secrets_of(whole))
 
 
 def _holds(job: LoadedJob, path: str, best: Keys) -> bool:
     """Whether a chosen value holds: not of a table that the file no longer has, nor of another kind of optimizer."""
-    kind = f"{path.rpartition('.')[0]}.kind"
+    of_path = f"{path.rpartition('.')[0]}.kind"
     if path.startswith("tables.") and path.split(".")[1] not in job.spec.tables:
         return False
-    own = value_at(job.raw, kind)
-    return not is_set(job.raw, path) and own in (None, best.get(kind, own))
+    kinds = of_path, of_path.replace(".first_order_optimizer.", ".optimizer.")  # a table has one kind
+    fits = all((own := value_at(job.raw, kind)) in (None, best.get(kind, own)) for kind in kinds)
+    return fits and not is_set(job.raw, path)
+
+
+def _may_follow_events(job: LoadedJob, whole: Mapping[str, Any], path: str) -> bool:
+    """Whether a chosen `in_batch` is possible beside what the file says now."""
+    name = path.split(".")[1]
+    try:
+        return may_follow_events(job.spec, validate(TableSection, whole["tables"][name]))
+    except SpecError:
+        return False
 
 
 def is_set(raw: Any, path: str) -> bool:

@@ -113,6 +113,25 @@ def test_a_chosen_rate_is_of_no_other_kind_of_optimizer_and_of_no_table_that_is_
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"tables.default.grad_scale": "mean"},
+        {"tables.default.optimizer": {"kind": "sgd"}},
+        {"tables.default.extend_at": 3},
+        {"tables.default.first_order": False},
+        {"dense.strategy": "pipeline"},
+    ],
+)
+def test_rows_of_a_tuned_job_follow_events_no_more_once_its_file_rules_it_out(changes):
+    chosen = {"tried": [{"name": "best", "keys": settings_to_try(free_job())["row rates x 2.5"]}]}
+    after = under_choice(job(**changes), chosen).spec.tables["default"]
+    assert not after.in_batch
+    assert after.first_order_optimizer is None or after.first_order_optimizer.kind == after.optimizer.kind
+    rate = job(**{"tables.default.optimizer": {"kind": "adagrad", "lr": 0.2}})
+    assert under_choice(rate, chosen).spec.tables["default"].in_batch
+
+
+@pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"pipe.command": "rm"}, "which tuning does not choose"),
