@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,18 +19,22 @@ from headrace.service.cluster.tuning import choice_of
 from headrace.service.monitor.lines import progress_line, tried_lines
 from headrace.service.spec.job import job_of
 from headrace.service.spec.tuned_settings import AS_IT_IS, settings_to_try, under_choice
+from headrace.trainer.config import WorkerConfig
 from headrace.trainer.job_status import Status, read
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.train import tuning
 from headrace.trainer.train.tuning import (
     PASSES,
     KeptPass,
     KeptReader,
     Trial,
+    TrialsConfig,
     best,
     chosen_first,
     combined,
     going_on,
     rounds,
+    try_settings,
 )
 from headrace.trainer.tuning_status import TriedStatus, TuningStatus
 from tests.integration.stream_job import SPEC
@@ -220,6 +225,33 @@ def test_samples_in_memory_are_read_any_number_of_times():
         assert tally == counted
         tally.reject("too long")
     assert counted.rejected == {"unparsable": 1}
+
+
+class EndlessPipe:
+    """In place of source and pipe: each pass gives blocks of 1 KiB for as long as somebody asks."""
+
+    def __init__(self, *args, **settings):
+        self.asked = 0
+
+    def read(self, number, segments, tally):
+        while True:
+            self.asked += 1
+            assert self.asked < 100, "it reads on"
+            yield SimpleNamespace(num_bytes=1 << 10)
+
+    def close(self):
+        pass
+
+
+def test_samples_that_do_not_fit_into_memory_are_not_read_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "SegmentReader", EndlessPipe)
+    monkeypatch.setattr(tuning, "MAX_KEPT_BYTES", 10 << 10)
+    (tmp_path / "part-0.txt").write_text("1 1\n" * 100)
+    worker = WorkerConfig(
+        job=tomllib.loads(SPEC), rank=0, world=1, folder=tmp_path, store=tmp_path, live=tmp_path, socket=tmp_path
+    )
+    with pytest.raises(SpecError, match=r"tuning\.events: the samples of two of 8 passes exceed"):
+        try_settings(TrialsConfig(trainer=worker, settings={AS_IT_IS: {}}, events=96))
 
 
 def test_the_status_of_a_job_says_how_far_its_tuning_is_and_then_what_was_tried():

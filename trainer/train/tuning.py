@@ -153,13 +153,14 @@ def kept_passes(config: WorkerConfig, job: TrainerJob, plans: Iterable[PassPlan]
     )
     with closing(reader):
         for plan in plans:
-            tally = PassTally()
-            blocks = list(reader.read(plan.number, plan.segments[0], tally))
+            tally, blocks = PassTally(), list[Samples]()
+            for block in reader.read(plan.number, plan.segments[0], tally):
+                num_bytes += block.num_bytes
+                if num_bytes > MAX_KEPT_BYTES:
+                    log.info("the samples of %d passes fill the memory of trials", len(found))
+                    return found
+                blocks.append(block)
             tally.num_samples = sum(map(len, blocks))
-            num_bytes += sum(each.num_bytes for each in blocks)
-            if num_bytes > MAX_KEPT_BYTES:
-                log.info("the samples of %d passes fill the memory of trials", len(found))
-                break
             found.append(KeptPass(plan, blocks, tally))
     return found
 
@@ -358,6 +359,11 @@ def try_settings(config: TrialsConfig) -> list[Trial]:
     reader = None
     if job.join is None:  # a join gives events back to source and pipe
         kept = kept_passes(worker, job, plans)
+        if len(kept) < MIN_PASSES <= len(plans):
+            raise SpecError(
+                f"the samples of two of {len(plans)} passes exceed {MAX_KEPT_BYTES >> 20} MiB; lower it",
+                "tuning.events",
+            )
         plans, reader = [each.plan for each in kept], KeptReader(kept)
     if len(plans) < MIN_PASSES:
         raise SpecError(f"the stream has too few events: {sum(each.num_positions for each in plans):,}")
