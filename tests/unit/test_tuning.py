@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.codec import plain
+from headrace.config import validate
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.errors import SpecError
 from headrace.service.api.job_figures import figures_of
@@ -19,9 +20,10 @@ from headrace.service.cluster.tuning import choice_of
 from headrace.service.monitor.lines import progress_line, tried_lines
 from headrace.service.spec.job import job_of
 from headrace.service.spec.tuned_settings import AS_IT_IS, settings_to_try, under_choice
-from headrace.trainer.config import WorkerConfig
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, WorkerConfig
 from headrace.trainer.job_status import Status, read
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.train import tuning
 from headrace.trainer.train.tuning import (
     PASSES,
@@ -33,11 +35,15 @@ from headrace.trainer.train.tuning import (
     chosen_first,
     combined,
     going_on,
+    kept_passes,
+    plans_of,
     rounds,
     try_settings,
 )
 from headrace.trainer.tuning_status import TriedStatus, TuningStatus
+from tests.integration.epoch_job import write_epoch_job
 from tests.integration.stream_job import SPEC
+from tests.integration.trainer_here import config_of
 from tests.jobs import changed
 
 FREE = {"tables.default.dim": None, "train.batch_size": None}
@@ -225,6 +231,18 @@ def test_samples_in_memory_are_read_any_number_of_times():
         assert tally == counted
         tally.reject("too long")
     assert counted.rejected == {"unparsable": 1}
+
+
+def test_trials_learn_a_pass_in_the_order_in_which_the_job_learns_it(tmp_path):
+    path = write_epoch_job(tmp_path)
+    orders = []
+    for shuffle in (False, True):
+        worker = config_of(path, tmp_path / "store", f"passes.shuffle={str(shuffle).lower()}")
+        spec = validate(TrainerJob, fill_defaults(worker.job, unset=NEWEST_DEFAULTS), only_known=True)
+        (kept, *_) = kept_passes(worker, spec, plans_of(worker, spec, 240, newest=False))
+        orders.append([tuple(each) for block in kept.blocks for each in block.dense["x"].tolist()])
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
 
 
 class EndlessPipe:

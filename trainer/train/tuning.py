@@ -21,6 +21,7 @@ from headrace import worker_process
 from headrace.codec import plain
 from headrace.config import PositiveCount, Section, set_key, validate
 from headrace.dataset.loader.batch_loader import PassReader, PassTally
+from headrace.dataset.loader.pass_shuffle import RankShare
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
@@ -149,6 +150,7 @@ def kept_passes(config: WorkerConfig, job: TrainerJob, plans: Iterable[PassPlan]
         masks=masks_of(job),
         max_outage_s=job.passes.max_outage,
         memory=job.passes.memory,
+        shuffles=RankShare(job.seed, 0, 1) if job.passes.shuffle else None,
         labels=label_bounds_of(job),
     )
     with closing(reader):
