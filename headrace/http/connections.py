@@ -181,6 +181,7 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """An exception ends the connection with 400."""
         check_head(self.headers, self.parser.get_http_version())
+        self._unset_keepalive_if_required()  # that of a request before it in the same read, answered at once
         if self._at_once is not None and self._may_be_answered_at_once():
             self._held = []
         else:

@@ -1,15 +1,18 @@
 """Requests that are read and answered quickly: the same as the others, byte by byte."""
 
+import asyncio
 import json
 import re
 import socket
 from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.http import http_server
 from headrace.http.listening import listen
 from headrace.trainer.replica import http_api
 from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader, attach_raw
@@ -224,3 +227,18 @@ def test_good_requests_are_answered_at_once_and_counted(tmp_path, monkeypatch):
     with answering(served) as address:
         assert sent(address, GOOD, GOOD, until=2).count(b"HTTP/1.1 200") == 2
     assert b'headrace_replica_requests_total{code="200"} 2.0' in served.figures.exposition()[0]
+
+
+def test_a_request_behind_one_that_was_answered_at_once_may_take_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_server.uvicorn, "Config", partial(http_server.uvicorn.Config, timeout_keep_alive=0))
+    served = Served(tmp_path).serve(1)
+    answer = served.answering.answer
+
+    async def slowly(*asked):
+        await asyncio.sleep(0.1)
+        await answer(*asked)
+
+    monkeypatch.setattr(served.answering, "answer", slowly)
+    long = post(ONE, path=f"{INFER}?x=1")
+    with answering(served) as address:
+        assert sent(address, GOOD + long, until=2).count(b"HTTP/1.1 200") == 2
