@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import httpx
@@ -175,12 +176,14 @@ CATALOGUES = {
     "another type": ([{"item": 5, "kind": [], "price": 1}], "cannot be read"),
     "several ids": ([{"item": ["a", "b"], "kind": [], "price": 1}], "item 1: has 2 values of 'item'"),
     "no item": ([], "have no item"),
+    "vectors too large": ([{"item": "i1", "kind": ["news"], "price": 3.4e38}], "'item_vector' is not finite"),
 }
 
 
 @pytest.mark.parametrize("what", CATALOGUES)
 def test_a_bad_catalogue_is_refused_and_the_one_before_is_searched(served, what):
     items, why = CATALOGUES[what]
+    good = served.job.items
     before = served.retrieve(users=[{"user": 3}])
     served.job.items = items
     served.job.write()
@@ -191,6 +194,48 @@ def test_a_bad_catalogue_is_refused_and_the_one_before_is_searched(served, what)
     fresh = ReplicaState(5, 1 << 30, ItemIndexer())
     fresh.apply(served.job.whole(1))
     assert fresh.index is None and why in fresh.index_trouble, "it predicts, and retrieves nothing"
+    served.job.items = good
+    served.learn(2)
+    assert served.retrieve(users=[{"user": 3}])["model_version"] == "2", "nor does it hold back a version"
+
+
+def test_a_catalogue_without_vectors_by_one_version_may_have_them_by_the_next(tmp_path):
+    served = ServedTowers(tmp_path)
+    update = served.job.update(1, whole=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        served.state.apply(replace(update, dense={**update.dense, "i": np.full_like(update.dense["i"], 3e38)}))
+    assert "not finite" in served.refused(503, users=[{"user": 3}])
+    served.learn(2)
+    assert served.retrieve(users=[{"user": 3}], k=40)["results"][0]["items"] and served.state.index_trouble == ""
+
+
+def test_texts_that_are_not_utf_8_are_refused(served):
+    served.job.catalogue.write_bytes(served.job.catalogue.read_bytes().replace(b'"i1"', b'"i\xff"', 1))
+    served.look()
+    assert "Invalid UTF8" in served.state.index_trouble
+    assert len(ids(served.retrieve(users=[{"user": 3}], k=100))) == 40
+
+
+def test_a_catalogue_is_read_from_files_alone(served):
+    served.job.catalogue.unlink()
+    os.mkfifo(served.job.catalogue)  # to open it would take until somebody writes
+    served.look()
+    assert "is no file" in served.state.index_trouble
+
+
+def test_a_file_that_changes_without_a_later_time_is_read_again(served):
+    before = served.job.catalogue.stat()
+    content = served.job.catalogue.read_bytes()
+    served.job.catalogue.write_bytes(content.replace(b"2001", b"1901"))
+    os.utime(served.job.catalogue, ns=(before.st_atime_ns, before.st_mtime_ns))
+    served.look()
+    assert ids(served.retrieve(users=[{"user": 3}], filter={"equal": {"year": 1901}})) == ["i1"]
+
+
+def test_lines_may_begin_after_empty_ones(served):
+    served.job.catalogue.write_bytes(b"\n \n" + served.job.catalogue.read_bytes())
+    served.look()
+    assert served.state.index_trouble == "" and served.state.index.num_items == 40
 
 
 def test_a_catalogue_that_is_repaired_is_searched(tmp_path):
@@ -219,6 +264,16 @@ def test_a_catalogue_may_be_parquet(served, tmp_path):
     other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
     other.apply(served.job.whole(1))
     assert other.index.vectors_GVL.tobytes() == served.state.index.vectors_GVL.tobytes()
+
+
+def test_the_uncompressed_size_of_parquet_counts(served, tmp_path, monkeypatch):
+    table = pa.table({name: [each[name] for each in served.job.items] for name in ("item", "kind", "price")})
+    pq.write_table(table.append_column("text", pa.array(["x" * 10_000] * 40)), tmp_path / "items.parquet")
+    assert (tmp_path / "items.parquet").stat().st_size < 10_000
+    monkeypatch.setattr(item_catalogue, "MAX_BYTES", 10_000)
+    other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
+    other.apply(served.job.whole(1))
+    assert other.index is None and "more than 10,000 bytes" in other.index_trouble
 
 
 def test_vectors_that_are_not_finite_refuse_the_version(served):

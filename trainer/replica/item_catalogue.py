@@ -7,6 +7,7 @@ Shapes: I items, N signs of one slot, B items of a block.
 """
 
 import glob
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ MAX_FIELDS = 256
 """Most fields of an item."""
 MAX_VALUES = 1 << 26
 """Most signs of one slot for all items."""
-LINE_BYTES = 1 << 20
-"""Longest line."""
+BLOCK_BYTES = 1 << 22
+"""Bytes of lines that are parsed at a time; a line has fewer than two of them."""
 WEIGHT = ".weight"
 
 Bools = NDArray[np.bool_]
@@ -147,11 +148,17 @@ def read_catalogue(patterns: Sequence[str], slot: str, item_slots: Sequence[str]
 def _table(path: Path, by_name: Mapping[str, Mapping[str, Any]], room: int) -> tuple[pa.Table, int]:
     """The items of one file, and its bytes."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CatalogueRefused(f"{path}: is no file; name files, or a pattern that only files fit")
         if path.suffix == ".parquet":
             file = pyarrow.parquet.ParquetFile(path)
-            if file.metadata.num_rows > MAX_ITEMS:
-                raise CatalogueRefused(f"{path}: {file.metadata.num_rows:,} items; an index has room for {MAX_ITEMS:,}")
-            table, size = file.read(), path.stat().st_size
+            told = file.metadata
+            if told.num_rows > MAX_ITEMS:
+                raise CatalogueRefused(f"{path}: {told.num_rows:,} items; an index has room for {MAX_ITEMS:,}")
+            size = sum(told.row_group(group).total_byte_size for group in range(told.num_row_groups))
+            if size > room:
+                raise CatalogueRefused(f"{path}: the catalogue has more than {MAX_BYTES:,} bytes")
+            table = file.read()
         else:
             with pa.input_stream(str(path), compression="detect") as stream:
                 content = stream.read(room + 1)
@@ -161,6 +168,7 @@ def _table(path: Path, by_name: Mapping[str, Mapping[str, Any]], room: int) -> t
             if content.count(b"\n") > MAX_ITEMS:
                 raise CatalogueRefused(f"{path}: more than {MAX_ITEMS:,} items; an index has room for so many")
             table = _of_lines(path, content, by_name)
+        table.validate(full=True)  # texts that are not UTF-8 could not be answered
     except (pa.ArrowException, OSError) as error:
         raise CatalogueRefused(f"{path}: cannot be read: {error}") from None
     if table.num_columns > MAX_FIELDS:
@@ -171,10 +179,12 @@ def _table(path: Path, by_name: Mapping[str, Mapping[str, Any]], room: int) -> t
 
 
 def _of_lines(path: Path, content: bytes, by_name: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    if not content.strip():
+    content = content.lstrip()
+    if not content:
         return pa.table({})
-    reading = pyarrow.json.ReadOptions(block_size=max(LINE_BYTES, 1 << 22), use_threads=False)
-    first = pyarrow.json.read_json(pa.BufferReader(content.split(b"\n", 1)[0]), read_options=reading)
+    reading = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
+    end = content.find(b"\n")
+    first = pyarrow.json.read_json(pa.BufferReader(content[: len(content) if end < 0 else end]), read_options=reading)
     known = []
     for name, slot in by_name.items():
         if name not in first.column_names:

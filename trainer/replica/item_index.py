@@ -173,14 +173,16 @@ class ItemIndexer:
         """`files`: where the catalogue is, if not where the job says."""
         self._files = tuple(files)
         self._read: _ReadCatalogue | None = None
+        self._proven: _ReadCatalogue | None = None
+        """The last one from which an index was computed."""
         self._tower: ItemTower | None = None
         self.trouble = ""
         """Why there is no index, or why it has an older catalogue; empty if neither."""
 
     def index(self, model: ServingModel, tables: Mapping[str, TableView], weights: Tensors) -> ItemIndex | None:
-        """The index of a version; None where its model has no items, or no catalogue can be read. Raises BadInput.
+        """The index of a version; None where its model has no items, or no catalogue can be used.
 
-        One thread at a time.
+        Raises BadInput where a catalogue that had an index has none by this version. One thread at a time.
         """
         told = model.described.get("retrieval")
         if told is None:
@@ -193,7 +195,25 @@ class ItemIndexer:
         tower = self._tower
         if tower is None or tower.model is not model or tower.catalogue is not read.catalogue:
             self._tower = tower = ItemTower(model, told, read.catalogue)
-        return tower.index(tables, weights)
+        try:
+            found = tower.index(tables, weights)
+        except BadInput as error:
+            proven = self._proven
+            if proven is not None and proven.catalogue is read.catalogue:
+                raise
+            self._doubt(f"catalogue: {error}")
+            if proven is None or proven.slots != read.slots or proven.told != read.told:
+                return None
+            self._read = replace(read, catalogue=proven.catalogue)
+            return self.index(model, tables, weights)
+        if self._proven is None or self._proven.catalogue is not read.catalogue:
+            self._proven, self.trouble = read, ""
+        return found
+
+    def _doubt(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            log.warning("items cannot be taken from the catalogue: %s", trouble)
 
     def follow(self, state: "Reindexed", stopping: threading.Event) -> None:
         """Have the items of the served version computed anew whenever the catalogue has changed, until `stopping`."""
@@ -224,8 +244,7 @@ class ItemIndexer:
         try:
             catalogue = read_catalogue(patterns, told["slot"], told["item_slots"], model)
         except CatalogueRefused as error:
-            self.trouble = str(error)
-            log.warning("items cannot be taken from the catalogue: %s", error)
+            self._doubt(str(error))
             return _ReadCatalogue(told, model.slots, files, None)
         self.trouble = ""
         log.info("the catalogue has %d items", len(catalogue))
@@ -236,7 +255,7 @@ class ItemIndexer:
             found = [(each, each.stat()) for each in files_of(self._files or tuple(told["files"]))]
         except (CatalogueRefused, OSError):
             return ()
-        return tuple((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino) for path, stat in found)
+        return tuple((str(path), stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for path, stat in found)
 
 
 def subgraph(content: bytes, output: str) -> bytes:
