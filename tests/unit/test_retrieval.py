@@ -238,6 +238,20 @@ def test_lines_may_begin_after_empty_ones(served):
     assert served.state.index_trouble == "" and served.state.index.num_items == 40
 
 
+def test_whole_numbers_that_no_float_has_are_compared(served):
+    for number, each in enumerate(served.job.items):
+        each["at"] = (1 << 60) + number
+    served.job.write()
+    served.look()
+    found = {
+        "one of them": {"equal": {"at": [1.5, (1 << 60) + 3, 2.0**60]}},
+        "none": {"equal": {"at": 1.5}},
+        "all": {"range": {"at": {"min": 1.5, "max": (1 << 60) + 40}}},
+    }
+    told = {what: sorted(ids(served.retrieve(users=[{"user": 3}], k=100, filter=found[what]))) for what in found}
+    assert told["one of them"] == ["i0", "i3"] and told["none"] == [] and len(told["all"]) == 40
+
+
 def test_a_catalogue_that_is_repaired_is_searched(tmp_path):
     served = ServedTowers(tmp_path)
     served.job.catalogue.unlink()

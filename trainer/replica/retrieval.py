@@ -279,8 +279,13 @@ def _equal(column: pa.Array, field: str, wanted: Sequence[ItemValue]) -> Bools:
         found = np.zeros(len(column), np.bool_)
         found[parents[is_one]] = True
         return found
-    typed = _typed(wanted, column.type, f"filter.equal.{field}")
-    return _mask(pc.is_in(column if column.type == typed.type else column.cast(typed.type), typed))
+    if pa.types.is_integer(column.type):  # 2.0 is 2, and nothing is 2.5
+        wanted = [
+            int(each) if isinstance(each, float) and each.is_integer() else each
+            for each in wanted
+            if not isinstance(each, float) or each.is_integer()
+        ]
+    return _mask(pc.is_in(column, _typed(wanted, column.type, f"filter.equal.{field}")))
 
 
 def _within(column: pa.Array, field: str, bounds: ItemRange) -> Bools:
@@ -288,8 +293,9 @@ def _within(column: pa.Array, field: str, bounds: ItemRange) -> Bools:
     for bound, compare in ((bounds.min, pc.greater_equal), (bounds.max, pc.less_equal)):
         if bound is not None:
             typed = _typed([bound], column.type, f"filter.range.{field}")[0]
+            is_rounded = pa.types.is_floating(typed.type) and pa.types.is_integer(column.type)
             try:
-                found &= _mask(compare(column, typed))
+                found &= _mask(compare(column.cast(typed.type, safe=False) if is_rounded else column, typed))
             except pa.ArrowException:
                 raise InvalidInference(
                     f"filter.range.{field}: the field is {column.type}, which has no order"
