@@ -34,7 +34,7 @@ AdmitAtOnce = Callable[[Scope], AnswerAtOnce | None]
 LENGTH_OF_HEAD = b"inference-header-content-length"
 OF_BODY = frozenset({b"content-length", LENGTH_OF_HEAD})
 """Headers that differ between requests of one client."""
-SLOW = frozenset({b"expect", b"upgrade", b"transfer-encoding", b"content-encoding", b"connection"})
+SLOW = frozenset({b"expect", b"upgrade", b"transfer-encoding", b"content-encoding", b"connection", b"proxy-connection"})
 """Headers of requests that only the application answers."""
 KEEP_ALIVE = b"connection", b"keep-alive"
 """The exception: it says what is so anyway."""
