@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.errors import SpecError
+from headrace.errors import BadInput, SpecError
 from headrace.service.python.replica_client import Replica
 from headrace.trainer.replica import item_catalogue
 from headrace.trainer.replica.http_api import gated
@@ -207,6 +207,22 @@ def test_a_catalogue_without_vectors_by_one_version_may_have_them_by_the_next(tm
     assert "not finite" in served.refused(503, users=[{"user": 3}])
     served.learn(2)
     assert served.retrieve(users=[{"user": 3}], k=40)["results"][0]["items"] and served.state.index_trouble == ""
+
+
+def test_a_rollback_to_a_version_without_vectors_changes_nothing(tmp_path):
+    served = ServedTowers(tmp_path)
+    update = served.job.update(1, whole=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        served.state.apply(replace(update, dense={**update.dense, "i": np.full_like(update.dense["i"], 3e38)}))
+        served.learn(2).learn(3, gone=("i7",))
+        before = served.retrieve(users=[{"user": 3}], k=40)
+        with pytest.raises(BadInput, match="not finite"):
+            served.state.go_to(1)
+    assert served.retrieve(users=[{"user": 3}], k=40) == before
+    served.learn(4)
+    scratch = ReplicaState(5, 1 << 30, ItemIndexer())
+    scratch.apply(served.job.whole(4))
+    assert served.state.index.vectors_GVL.tobytes() == scratch.index.vectors_GVL.tobytes()
 
 
 def test_texts_that_are_not_utf_8_are_refused(served):

@@ -417,7 +417,13 @@ class ReplicaState:
         for steps in path:
             _turn(epoch, steps, idle, back=back)
         tables = _views(epoch, idle)
-        self._publish(VersionView(kept, tables, idle, self._indexed(kept, tables)))
+        try:
+            index = self._indexed(kept, tables)
+        except BaseException:
+            for steps in reversed(path):
+                _turn(epoch, steps, idle, back=not back)
+            raise
+        self._publish(VersionView(kept, tables, idle, index))
         for steps in path:
             _turn(epoch, steps, 1 - idle, back=back)
             _count_rows(epoch, steps, back=back)
