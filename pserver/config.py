@@ -210,7 +210,7 @@ class TableSection(GrownSection):
         }
         missing = [need for need, there in needs.items() if not there]
         if self.in_batch and missing:
-            raise ValueError(f"in_batch = true needs {' and '.join(missing)}")
+            raise ValueError(f"in_batch = true needs {' and '.join(missing)}; or set in_batch = false")
         return self
 
     @property
