@@ -36,7 +36,7 @@ class TriedSetting(Section):
 
     name: str
     """For people."""
-    keys: Annotated[dict[str, bool | Count | Positive | str], Field(max_length=512)] = {}
+    keys: Annotated[dict[str, bool | Count | Positive | str], Field(max_length=1 << 14)] = {}
     """Values that differ from the job file, by the path of their key."""
     events: Count = 0
     """Number of events that it has learnt."""

@@ -294,6 +294,16 @@ def test_all_values_that_are_tried_reach_the_job():
     assert [each.keys for each in chosen.tried] == [each.keys for each in told.tried[::-1]]
 
 
+def test_a_job_with_many_tables_keeps_its_choice():
+    names = [f"t{number}" for number in range(65)]
+    slots = [{"names": [f"of_{name}"], "table": name} for name in names]
+    many = job(
+        metrics=None, tables={name: {} for name in names}, slots=[*slots, {"names": ["click", "group"], "kind": "meta"}]
+    )
+    keys = settings_to_try(many)["row rates x 2.5"]
+    assert choice_of([Trial("row rates x 2.5", keys).tried()]).keys == keys
+
+
 def test_the_chosen_keys_are_printed_as_a_part_of_a_job_file():
     keys = {"train.batch_size": 16, "dense.optimizer.kind": "adam", "dense.optimizer.lr": 0.009}
     text = "\n".join(file_lines(keys))
