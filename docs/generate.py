@@ -91,21 +91,29 @@ def _routes() -> str:
     document = document_of_service()
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
     tags = dict.fromkeys(told["tags"][0] for _, _, told in routes)
+    schema = Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/")
     parts = []
     for tag in tags:
         parts.append(f"\n## {tag.capitalize()} {{#routes-of-{tag}}}\n")
-        parts += [_route(*route) for route in routes if route[2]["tags"][0] == tag]
+        parts += [_route(*route, schema) for route in routes if route[2]["tags"][0] == tag]
     parts.append("\n## Problems\n\nErrors are problems (RFC 9457): see [Problem](#problem).\n")
     parts += [*_errors(routes), "\n## Bodies\n"]
-    return "\n".join(parts) + tables(Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/"))
+    return "\n".join(parts) + tables(schema)
 
 
 def _replica() -> str:
     """Every route of a replica, and the bodies."""
     document = replica_app(None, None, None, None).openapi()  # nothing is asked of it: only the document is made
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
-    parts = ["\n## Routes", *(_route(*route) for route in routes), "\n## Errors\n", *_errors(routes), "\n## Bodies\n"]
-    return "\n".join(parts) + tables(Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/"))
+    schema = Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/")
+    parts = [
+        "\n## Routes",
+        *(_route(*route, schema) for route in routes),
+        "\n## Errors\n",
+        *_errors(routes),
+        "\n## Bodies\n",
+    ]
+    return "\n".join(parts) + tables(schema)
 
 
 def _errors(routes: list[tuple[str, str, dict]]) -> list[str]:
@@ -119,7 +127,7 @@ def _errors(routes: list[tuple[str, str, dict]]) -> list[str]:
     return ["| status | meaning |", "|---|---|", *(f"| {each} | {cell(meanings[each])} |" for each in sorted(meanings))]
 
 
-def _route(method: str, path: str, told: dict) -> str:
+def _route(method: str, path: str, told: dict, schema: Schema) -> str:
     """One route: who may call it, its parameters, its body, its answers."""
     act = f", or a token for *{told['x-act']}*" if "x-act" in told else ""
     lines = [
@@ -135,7 +143,7 @@ def _route(method: str, path: str, told: dict) -> str:
     if body := told.get("requestBody"):
         inline = [each["schema"] for each in body["content"].values() if "properties" in each.get("schema", {})]
         lines += ["Body:", ""] if inline else [f"Body: {_media(body['content'])}.", ""]
-        lines += [section_table(Schema({"$defs": {}}), each) for each in inline]
+        lines += [section_table(schema, each) for each in inline]
     for status, answer in told["responses"].items():
         if int(status) < 400:
             said = cell(answer["description"].replace("Successful Response", ""))  # FastAPI's words, where we have none

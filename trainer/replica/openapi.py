@@ -121,7 +121,9 @@ OF_MODEL = errors(HTTPStatus.NOT_FOUND)
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The body of a route that reads it itself, for `openapi_extra`."""
-    return {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
+    return {
+        "requestBody": {"content": {"application/json": {"schema": kind.model_json_schema(ref_template=REFERENCE)}}}
+    }
 
 
 def document(api: FastAPI) -> dict[str, Any]:
@@ -129,10 +131,12 @@ def document(api: FastAPI) -> dict[str, Any]:
     if api.openapi_schema:
         return api.openapi_schema
     found = get_openapi(title=api.title, version=api.version, routes=api.routes)
+    schemas = found["components"]["schemas"]
     for path in found["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
-    schemas = found["components"]["schemas"]
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                schemas.update(media["schema"].pop("$defs", {}))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     _, of_inference = models_json_schema(
