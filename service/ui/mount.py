@@ -134,6 +134,7 @@ class Pages:
             tailwind=False,
             show_welcome_message=False,
         )
+        core.app.config.quasar_config["loadingBar"]["skipHijack"] = True  # a bar that has no name for screen readers
         core.app.config.socket_io_js_transports = ["websocket"]
         core.sio.eio.transports = ["websocket"]
         core.sio.eio.cors_allowed_origins = []  # no CORS headers; the gate refuses other sites
