@@ -17,7 +17,7 @@ every event counts once in all of them.
 from collections.abc import Mapping, Sequence
 
 from headrace.errors import SpecError
-from headrace.pserver.config import TableSection
+from headrace.pserver.config import TableSection, extends
 from headrace.pserver.consistency.policy import Consistency, ModeKeys, News, Peers, StepFigures, StepsApart
 from headrace.pserver.consistency.sync import STALENESS, names
 from headrace.pserver.errors import InvalidShardCall
@@ -211,7 +211,7 @@ class Geo(Async):
                     "weight_decay instead",
                     f"{path}.l2",
                 )
-            if table.extend_at is not None or any(slot.extend_at is not None for slot in table.slots.values()):
+            if extends(table):
                 raise SpecError(
                     'does not work with train.mode = "geo", whose trainers do not know which rows have a vector',
                     f"{path}.extend_at",

@@ -112,7 +112,7 @@ class CommitState:
             group_U = groups_of(rows.words_UW)
             sign_U = np.empty(len(group_U), np.uint64)
             signs_of(rows.keys_U, group_U, sign_U)
-            weights_UD = weights_of(rows.words_UW, int(section.first_order) + section.dim)
+            weights_UD = weights_of(rows.words_UW, section.num_weights)
             weight_U = weights_UD[:, 0] if section.first_order else None
             vector_UD = weights_UD[:, int(section.first_order) :] if section.dim else None
             yield RowChunk(slots, code_G[group_U], sign_U, rows.keys_U, weight_U, vector_UD)

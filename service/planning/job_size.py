@@ -285,7 +285,7 @@ def export_bytes(job: JobFile, tables: tuple[TableNeed, ...]) -> float:
         for each in tables:
             if each.table in job.tables and (not export.tables or each.table in export.tables):
                 section = job.tables[each.table]
-                total += each.rows * (8 + kind.vector_bytes(section.dim + int(section.first_order))) * export.keep
+                total += each.rows * (8 + kind.vector_bytes(section.num_weights)) * export.keep
     return total
 
 

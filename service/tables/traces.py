@@ -97,7 +97,7 @@ class _CommitRows:
         everything = RowSelection(ExportCut(since=0), self.commit.version, is_base=True)
         with CommitTableRows(self.commit, table, section, groups, self.folder) as source:
             for chunk in source.all(everything, self.deadline):
-                weights_UD = weights_of(chunk.words_UW, int(section.first_order) + section.dim)
+                weights_UD = weights_of(chunk.words_UW, section.num_weights)
                 yield chunk.keys_U, groups_of(chunk.words_UW), weights_UD
 
 

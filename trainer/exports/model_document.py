@@ -174,7 +174,7 @@ def _inputs(schema: Schema, tables: Mapping[str, TableSection]) -> list[tuple[st
     sequences: list[tuple[str, str, tuple[int, ...]]] = []
     for slot in schema.sparse:
         table = tables[slot.sparse.table]
-        width, length = int(table.first_order) + table.dim, slot.sparse.max_len or 1
+        width, length = table.num_weights, slot.sparse.max_len or 1
         if slot.sparse.pooling == "none":
             sequences.append((slot.name, "float32", (length, width)))
             sequences.append((f"{slot.name}.mask", "bool", (length,)))

@@ -142,7 +142,7 @@ class ExportTableWriter:
     @property
     def num_weights(self) -> int:
         """D, the number of weights in a row."""
-        return int(self.section.first_order) + self.section.dim
+        return self.section.num_weights
 
     def base(self, source: CommitTableRows, selection: RowSelection) -> TableCounts:
         """Write every selected row."""

@@ -82,7 +82,7 @@ class CommitTableRows:
     ) -> None:
         """`groups` are the slot groups of the table's slots, by name."""
         self._commit, self._table, self._scratch = commit, table, scratch
-        self._num_weights = int(section.first_order) + section.dim
+        self._num_weights = section.num_weights
         self._num_words = HEAD + self._num_weights + len(optimizer_of(section).start_state)
         self._parts = sorted((part for part in commit.shards if table in part.tables), key=lambda part: part.buckets)
         self._lives = [TableAging.of(section, groups, part.tables[table].life) for part in self._parts]

@@ -51,7 +51,7 @@ def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str | N
         if slots:
             pooled = tuple(slot for slot in slots if slot.sparse.pooling != "none")
             sequences = tuple(slot for slot in slots if slot.sparse.pooling == "none")
-            width = table.dim + int(table.first_order)
+            width = table.num_weights
             found.append(
                 EmbeddingTable(name, pooled, sequences, width, table.first_order, table.show, table.click or click)
             )

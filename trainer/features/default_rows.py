@@ -33,9 +33,7 @@ def widths_of(schema: Schema, tables: Mapping[str, TableSection]) -> dict[str, i
     """D of each table that slots use and whose default row is learnt, sorted by name."""
     used = {slot.sparse.table for slot in schema.sparse}
     return {
-        name: int(table.first_order) + table.dim
-        for name, table in sorted(tables.items())
-        if name in used and table.learns_default_row
+        name: table.num_weights for name, table in sorted(tables.items()) if name in used and table.learns_default_row
     }
 
 
