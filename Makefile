@@ -6,7 +6,7 @@ READY := $(VENV)/.ready-for-tests
 READY_FOR_DEMO := $(VENV)/.ready-for-demo
 LOCK := requirements.lock
 LOCKED ?=
-PYTEST := $(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
