@@ -16,7 +16,7 @@ from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, authorized
-from headrace.service.api.forms import Form, FormField, Group, rests, trains
+from headrace.service.api.forms import Form, FormField, Group, readable, rests, trains
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, page
@@ -41,6 +41,8 @@ Holder = Annotated[
 READ_S = 86_400.0
 """How long reading a commit back may take: practically unlimited."""
 GONE = (HTTPStatus.NOT_FOUND,)
+COMMIT_FIELD = FormField("name", "Commit", choices=lambda known: known.commits)
+HOLDER_FIELD = FormField("holder", "Held for (default: your name)")
 
 
 class CommitEntry(ResponseBody):
@@ -52,6 +54,8 @@ class CommitEntry(ResponseBody):
     timeline: str
     generation: int
     made_at: str | None
+    events: int | None
+    """Events trained on since the start of the job."""
     rows: int | None
     bytes: int | None
     """Size of all its files."""
@@ -165,7 +169,23 @@ def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDe
         return CommitDetails(**commit_list.details_of(store, name))
 
 
-@action(router, "/{name}", method="DELETE", id="deleteCommit", summary="Remove a commit")
+@action(
+    router,
+    "/{name}",
+    method="DELETE",
+    id="deleteCommit",
+    summary="Remove a commit",
+    form=Form(
+        Group.PAST,
+        "Remove a commit",
+        "The files of the commit are deleted, but for those that other commits share. The job must be stopped. The "
+        "commit that the next run begins with stays, and so do commits that are kept for somebody.",
+        rests,
+        (COMMIT_FIELD,),
+        grave=True,
+        with_commits=True,
+    ),
+)
 def delete_commit(call: ActionCall, name: CommitName) -> None:
     """Remove a commit of a stopped job, unless it has holders, or the next run begins with it."""
     job = call.host.job(call.name)
@@ -175,7 +195,20 @@ def delete_commit(call: ActionCall, name: CommitName) -> None:
     commit_list.remove(job.store, job.name, commit.name)
 
 
-@action(router, "/{name}/verify", id="verifyCommit", summary="Verify a commit")
+@action(
+    router,
+    "/{name}/verify",
+    id="verifyCommit",
+    summary="Verify a commit",
+    form=Form(
+        Group.PAST,
+        "Verify a commit",
+        "Every file of the commit is read back, every table is opened, and its rows are counted.",
+        readable,
+        (COMMIT_FIELD,),
+        with_commits=True,
+    ),
+)
 def verify(call: ActionCall, name: CommitName) -> Operation:
     """Read every file, open every table, count its rows. The result has `sound`, and the damage by file."""
     store = call.job.store
@@ -189,13 +222,39 @@ def verify(call: ActionCall, name: CommitName) -> Operation:
     return call.start("verify", f"reading {found} back", READ_S, work)
 
 
-@action(router, "/{name}/pin", id="pinCommit", summary="Keep a commit from being pruned")
+@action(
+    router,
+    "/{name}/pin",
+    id="pinCommit",
+    summary="Keep a commit from being pruned",
+    form=Form(
+        Group.PAST,
+        "Keep a commit",
+        "The commit is kept until it is released, also once commit.keep newer ones exist.",
+        readable,
+        (COMMIT_FIELD, HOLDER_FIELD),
+        with_commits=True,
+    ),
+)
 def pin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None) -> CommitHolders:
     """Keep a commit from being pruned until the same holder unpins it."""
     return _change_holder(call, name, asked, commit_list.pin)
 
 
-@action(router, "/{name}/unpin", id="unpinCommit", summary="Release a pinned commit")
+@action(
+    router,
+    "/{name}/unpin",
+    id="unpinCommit",
+    summary="Release a pinned commit",
+    form=Form(
+        Group.PAST,
+        "Release a commit",
+        "The commit may be removed again once nobody else keeps it.",
+        readable,
+        (COMMIT_FIELD, HOLDER_FIELD),
+        with_commits=True,
+    ),
+)
 def unpin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None) -> CommitHolders:
     """Release a commit: it may be pruned again once it has no other holder."""
     return _change_holder(call, name, asked, commit_list.unpin)
@@ -212,7 +271,7 @@ def unpin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None
         "The commit is verified. Once the job is resumed, it continues from the commit, on a new timeline, and "
         "trains again on everything after it. The job must be stopped.",
         rests,
-        (FormField("name", "Commit", choices=lambda known: known.commits),),
+        (COMMIT_FIELD,),
         grave=True,
         with_commits=True,
     ),

@@ -13,7 +13,7 @@ from headrace.deadline import Deadline
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, authorized, downloads
 from headrace.service.api.commits import named
-from headrace.service.api.forms import Form, FormField, Group, trains
+from headrace.service.api.forms import Form, FormField, Group, readable, trains
 from headrace.service.api.job_cache import JobCache, StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
@@ -184,7 +184,24 @@ def get_file(
     return FileResponse(path, media_type=FILES, filename=file)
 
 
-@action(router, "/{stream}/current", id="pointToExport", summary="Make an export current")
+@action(
+    router,
+    "/{stream}/current",
+    id="pointToExport",
+    summary="Make an export current",
+    form=Form(
+        Group.PAST,
+        "Serve an export",
+        "Replicas and other readers of the stream serve this export from now on, also if it failed its gates. An older "
+        "one rolls the stream back. The job's next export becomes current as usual.",
+        lambda job: readable(job) and bool(job["exports"]),
+        (
+            FormField("stream", "Stream of exports", choices=lambda known: list(known.job["exports"])),
+            FormField("name", "Export", choices=lambda known: known.exports, free=True),
+        ),
+        with_exports=True,
+    ),
+)
 def point(call: ActionCall, stream: StreamName, asked: PublishRequest) -> PublishedExport:
     """Write an export to `current.json`, also if it failed its gates, until the job writes its next one."""
     job = call.loaded

@@ -35,6 +35,10 @@ class FormContext:
     spec: Mapping[str, Any] = field(default_factory=dict)
     commits: Sequence[str] = ()
     """Names, newest first; empty unless the form asks for them."""
+    exports: Sequence[str] = ()
+    """Paths of complete exports, newest first; empty unless the form asks for them."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values to begin with, by the name of the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ class Form:
     grave: bool = False
     """Whether its button is a warning."""
     with_commits: bool = False
-    """Whether its fields need the names of the job's commits."""
+    """Whether it acts on a commit: its fields need the names of the job's commits."""
+    with_exports: bool = False
+    """Whether it acts on an export: its fields need the paths of the job's exports."""
 
 
 def runs(job: Job) -> bool:
@@ -85,6 +91,11 @@ def trains(job: Job) -> bool:
 def rests(job: Job) -> bool:
     """Whether a job has ended or was stopped."""
     return job["phase"] in RESTS
+
+
+def readable(job: Job) -> bool:
+    """Whether a job's store can be read."""
+    return runs(job) or rests(job)
 
 
 def value_of(text: str) -> Any:

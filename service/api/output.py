@@ -1,9 +1,8 @@
 """/v1/jobs/{job}/log, /output, /deadletters: a job's log, the output of its processes, and its rejected events."""
 
-import re
+from dataclasses import asdict
 from datetime import UTC, datetime
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -17,16 +16,20 @@ from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, ResponseBody, cut, encoded, number_after, page
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store import LETTERS
+from headrace.service.history.dead_letters import LETTERS_FILE, is_plain, letter_files, newest_letters
 from headrace.service.history.log_text import RecordLine, good_records, log_lines
+from headrace.service.jobs.host import LineFilter, LineLevel
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=AuthorizedRoute)
 
 LINES = "application/x-ndjson"
 DAMAGED_LOG_S = 1.0
 """Greatest age of a cached log that may be damaged, which is read whole."""
-FILE = re.compile(r"pass-(\d{12})-rank-(\d+)\.jsonl")
 GONE = (HTTPStatus.NOT_FOUND,)
 WorkerName = Annotated[str | None, Query(max_length=64, description='Only lines of this process, as in "trainer-0".')]
+LineText = Annotated[str, Query(max_length=200, description="Only lines that contain this text, in whatever case.")]
+Level = Annotated[LineLevel | None, Query(description="Only lines of this level or a greater one.")]
+MAX_LETTERS = 500
 
 
 class LogLine(ResponseBody):
@@ -65,6 +68,31 @@ class LettersFile(ResponseBody):
     rank: int
     bytes: int
     written: datetime
+
+
+class RejectedEvent(ResponseBody):
+    """A rejected event."""
+
+    pass_number: int
+    rank: int
+    partition: str
+    position: int
+    line: int | None
+    """Its line among those that the pipe command printed for the segment; null where there is none."""
+    reason: str
+    detail: str
+    """Its fault in words; empty where pipe.dead_letters.keep_bytes is false."""
+    text: str | None
+    """The event as text, its first 4,096 characters; null where its bytes are not kept."""
+    bytes: int | None
+    """Its whole size."""
+
+
+class RejectedEvents(ResponseBody):
+    """The newest rejected events."""
+
+    items: list[RejectedEvent]
+    """The newest first."""
 
 
 @router.get("/log", **authorized(Role.VIEWER, *GONE), operation_id="getLog", summary="Read a job's log")
@@ -117,11 +145,13 @@ def output(
     job: JobName,
     paging: Paged,
     worker: WorkerName = None,
+    text: LineText = "",
+    level: Level = None,
     last: Annotated[bool, Query(description="Only the newest lines, without `after`.")] = False,
 ) -> OutputPage:
     """Lines that a job's processes printed. The newest `limits.max_output` bytes are kept. Continue with `next`."""
     begin = number_after(paging, -1 if last else 0)
-    lines = host.log_lines(job, worker, begin, paging.limit)
+    lines = host.log_lines(job, LineFilter(worker, text, level), begin, paging.limit)
     after = lines[-1].after if lines else max(begin, 0)
     items = [OutputLine(at=line.at, worker=line.worker, text=line.text) for line in lines]
     return OutputPage(items=items, next=encoded(str(after)))
@@ -135,22 +165,43 @@ def output(
 )
 def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[LettersFile]:
     """Files of rejected events, by pass. They contain the data of the events."""
-    folder = check_no_link(statuses.job(job).store / LETTERS)
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and _is_plain(path)]
     entries = []
-    for path, match in found:
+    for file in letter_files(check_no_link(statuses.job(job).store / LETTERS)):
         try:
-            stat = path.stat()
+            stat = file.path.stat()
         except FileNotFoundError:  # removed meanwhile
             continue
         written = datetime.fromtimestamp(stat.st_mtime, UTC)
         entries.append(
             LettersFile(
-                name=path.name, pass_number=int(match[1]), rank=int(match[2]), bytes=stat.st_size, written=written
+                name=file.path.name,
+                pass_number=file.pass_number,
+                rank=file.rank,
+                bytes=stat.st_size,
+                written=written,
             )
         )
     return page(entries, paging, lambda each: each.name)
+
+
+@router.get(
+    "/rejected",
+    **authorized(Role.OPERATOR, *GONE),
+    operation_id="listRejected",
+    summary="Read the newest rejected events",
+)
+def rejected(
+    statuses: StatusesOf,
+    job: JobName,
+    reason: Annotated[str | None, Query(max_length=64, description="Only events rejected for this reason.")] = None,
+    last: Annotated[int, Query(ge=1, le=MAX_LETTERS, description="At most so many.")] = 50,
+) -> RejectedEvents:
+    """The newest rejected events with their reasons, the newest first. They contain the data of the events.
+
+    They come from the files of dead letters: the newest of each file, so of a pass with very many not all.
+    """
+    folder = check_no_link(statuses.job(job).store / LETTERS)
+    return RejectedEvents(items=[RejectedEvent(**asdict(each)) for each in newest_letters(folder, last, reason)])
 
 
 @router.get(
@@ -166,11 +217,6 @@ def dead_letter_file(
 ) -> FileResponse:
     """One file, with a JSON line for each event: its partition, position, reason and bytes."""
     path = check_no_link(statuses.job(job).store / LETTERS) / file
-    if FILE.fullmatch(file) is None or not _is_plain(path):
+    if LETTERS_FILE.fullmatch(file) is None or not is_plain(path):
         raise http_error(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
     return FileResponse(path, media_type=LINES, filename=file)
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether this is a file, and no symbolic link to one."""
-    return path.is_file() and not path.is_symlink()

@@ -64,8 +64,8 @@ class TableEntry(ResponseBody):
     frozen: list[str]
     """Slots whose rows do not learn, until they are unfrozen."""
     slots: dict[str, dict[str, Any]]
-    """By slot: its `rows`, which slots of one `share` have in common, and statistics of its values over the job's
-    life. With `guards`, also the `drift` of the newest pass."""
+    """By slot: its `rows`, which slots of one `share` have in common; `bytes`, its share of the table's memory by
+    rows; and statistics of its values over the job's life. With `guards`, also the `drift` of the newest pass."""
     held: dict[str, Any] | None
     """A shrink that would delete too many rows and waits for an operator, or null."""
 
@@ -199,6 +199,19 @@ def explain(
     id="forgetValue",
     summary="Delete the row of a value",
     audited=("slot", "everywhere"),  # not the value, which must be forgotten
+    form=Form(
+        Group.ROWS,
+        "Delete a value",
+        "The row of one value of a slot is deleted, and after a commit its dead letters. The result lists what still "
+        "contains the value.",
+        trains,
+        (
+            FormField("slot", "Slot"),
+            FormField("value", "Value: a feature id, or its text"),
+            FormField("everywhere", "Also delete what was made of it: crosses, histories, counters, waiting samples"),
+        ),
+        grave=True,
+    ),
 )
 def forget(call: ActionCall, asked: ForgetRequest) -> Operation:
     """Delete one value's row, and after a commit its dead letters. The result lists what still contains the value."""

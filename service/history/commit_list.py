@@ -40,13 +40,15 @@ def entries_of(store: Path) -> list[dict[str, Any]]:
 def _entry(commits: Commits, name: str, held_by: list[str]) -> dict[str, Any]:
     timeline, version, generation = order_of(name)
     entry: dict[str, Any] = {"name": name, "version": version, "timeline": f"t{timeline}", "generation": generation}
-    entry |= {"made_at": None, "rows": None, "bytes": None, "own_bytes": None, "held_by": held_by, "damaged": None}
+    entry |= dict.fromkeys(("made_at", "events", "rows", "bytes", "own_bytes", "damaged"))
+    entry |= {"held_by": held_by}
     try:
         commit = commits.read(name)
     except CommitDamaged as error:
         return entry | {"damaged": str(error)}
     facts = {"rows": commit.num_rows, "bytes": commit.num_bytes, "own_bytes": _own_bytes(commit)}
-    return entry | facts | {"made_at": commit.manifest.made_at}
+    events = commit.state.get("progress", {}).get("num_events")
+    return entry | facts | {"made_at": commit.manifest.made_at, "events": events}
 
 
 def _own_bytes(commit: Commit) -> int:

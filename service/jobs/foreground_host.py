@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from headrace.service.jobs.decisions import STATES
 from headrace.service.jobs.errors import NotHosted, UnknownJob
-from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.host import Action, Desired, HostedJob, LineFilter, NewJob, Phase, PrintedLine
 from headrace.service.jobs.operation_queue import OperationQueue, ProblemOf, plain_problem
 from headrace.service.records.database import Records, opened, utc_now
 from headrace.service.spec.job import LoadedJob
@@ -82,7 +82,7 @@ class ForegroundHost:
         self._check(name)
         return self._status()
 
-    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
+    def log_lines(self, name: str, wanted: LineFilter | None, after: int, limit: int) -> Sequence[PrintedLine]:
         """A foreground run prints its lines and does not store them."""
         self._check(name)
         return []

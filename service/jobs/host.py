@@ -3,7 +3,8 @@
 service.jobs.local_host hosts many jobs, each with a launcher of its own; service.jobs.foreground_host a foreground run.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -138,6 +139,46 @@ class PrintedLine:
     text: str
 
 
+class LineLevel(StrEnum):
+    """The level of a line of output, the least first."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
+LEVELS = tuple(LineLevel)
+LEVEL_OF_LINE = re.compile(rf"\d\d:\d\d:\d\d ({'|'.join(LEVELS)})\b")
+"""How headrace.logs begins a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineFilter:
+    """A choice of lines of output."""
+
+    worker: str | None = None
+    """Only lines of this process."""
+    text: str = ""
+    """Only lines that contain this text, in whatever case."""
+    level: LineLevel | None = None
+    """Only lines of this level or a greater one. A line that names none, as of a traceback, continues the line before
+    of its process; a process begins with INFO."""
+
+    def chosen(self, lines: Iterable[PrintedLine]) -> Iterator[PrintedLine]:
+        """The chosen ones of these lines, which follow each other."""
+        wanted, least = self.text.casefold(), 0 if self.level is None else LEVELS.index(self.level)
+        levels: dict[str, int] = {}
+        for line in lines:
+            if found := LEVEL_OF_LINE.match(line.text):
+                levels[line.worker] = LEVELS.index(LineLevel(found[1]))
+            if levels.get(line.worker, LEVELS.index(LineLevel.INFO)) < least:
+                continue
+            if self.worker in (None, line.worker) and wanted in line.text.casefold():
+                yield line
+
+
 class Host(Protocol):
     """A set of jobs. Any thread. Methods that take a name raise UnknownJob where no job has it."""
 
@@ -197,8 +238,8 @@ class Host(Protocol):
         """The last status of its rank 0 and launcher; how it ended, if it has."""
         ...
 
-    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
-        """Output lines of all processes or one, after the position `after`; 0 is the oldest kept.
+    def log_lines(self, name: str, wanted: LineFilter | None, after: int, limit: int) -> Sequence[PrintedLine]:
+        """Output lines, all or the wanted ones, after the position `after`; 0 is the oldest kept.
 
         A negative position means the last `limit` lines.
         """

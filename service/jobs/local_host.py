@@ -32,7 +32,7 @@ from headrace.service.jobs.config import ServiceConfig
 from headrace.service.jobs.decisions import ObservedState, phase_of, requested_changes, requested_move
 from headrace.service.jobs.errors import JobExists, StillRunning
 from headrace.service.jobs.folder import JobFolder
-from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.host import Action, Desired, HostedJob, LineFilter, NewJob, Phase, PrintedLine
 from headrace.service.jobs.operation_queue import OperationQueue, ProblemOf, plain_problem
 from headrace.service.jobs.registry import JobRecord, JobRegistry
 from headrace.service.jobs.supervisor import Supervisor
@@ -152,8 +152,8 @@ class LocalHost:
             state = phase.value  # the last status is that of a dead launcher
         return replace(last, job=entry.name, state=state, phase=phase.value)
 
-    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[PrintedLine]:
-        return output_files.read_lines(check_no_link(self._register.get(name).store / OUTPUT), worker, after, limit)
+    def log_lines(self, name: str, wanted: LineFilter | None, after: int, limit: int) -> list[PrintedLine]:
+        return output_files.read_lines(check_no_link(self._register.get(name).store / OUTPUT), wanted, after, limit)
 
     def _last_status(self, entry: JobRecord, seen: ObservedState) -> Status:
         """The last status of its launcher, or the one written at its end; with an empty state where there is none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.service.jobs.errors import JobExists, StillRunning, UnknownJob
-from headrace.service.jobs.host import AT_REST, Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.host import AT_REST, Action, Desired, HostedJob, LineFilter, NewJob, Phase, PrintedLine
 from headrace.service.jobs.operation_queue import OperationQueue
 from headrace.service.records.database import Records, utc_now
 from headrace.service.spec.job import job_of
@@ -108,7 +108,7 @@ class MemoryHost:
             raise self.away
         return read(Status, self.statuses.get(name, {"job": name, "state": "starting"}))
 
-    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
+    def log_lines(self, name: str, wanted: LineFilter | None, after: int, limit: int) -> Sequence[PrintedLine]:
         self.job(name)
-        found = [line for line in self.lines.get(name, []) if worker in (None, line.worker)]
+        found = list((wanted or LineFilter()).chosen(self.lines.get(name, [])))
         return found[-limit:] if after < 0 else [line for line in found if line.after > after][:limit]

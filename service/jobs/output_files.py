@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headrace.durable import SymbolicLinkFound, check_no_link
 from headrace.periodic import periodically
-from headrace.service.jobs.host import PrintedLine
+from headrace.service.jobs.host import LineFilter, PrintedLine
 
 FILES = 4
 """Files kept; the oldest is deleted when the newest is full."""
@@ -76,27 +76,27 @@ class OutputWriter:
         return FileIO(os.open(self._folder / _name(begin), flags, 0o666), "ab")
 
 
-def read_lines(folder: Path, worker: str | None, after: int, limit: int) -> list[PrintedLine]:
-    """At most `limit` lines after the position `after`, of all workers or one; the last ones if `after` is negative."""
+def read_lines(folder: Path, wanted: LineFilter | None, after: int, limit: int) -> list[PrintedLine]:
+    """At most `limit` lines after the position `after`, or all wanted ones; the last if `after` is negative."""
+    wanted = wanted or LineFilter()
     limit = min(limit, MAX_LINES)
     files = files_of(folder)
     if after < 0:
-        return _last(files, worker, limit)
+        return _last(files, wanted, limit)
     first = max((number for number, (begin, _) in enumerate(files) if begin <= after), default=0)
     found: list[PrintedLine] = []
     for begin, path in files[first:]:
-        for line in _lines_of(begin, path, after):
-            if worker is None or line.worker == worker:
-                found.append(line)
-                if len(found) == limit:
-                    return found
+        for line in wanted.chosen(_lines_of(begin, path, after)):
+            found.append(line)
+            if len(found) == limit:
+                return found
     return found
 
 
-def _last(files: list[tuple[int, Path]], worker: str | None, limit: int) -> list[PrintedLine]:
+def _last(files: list[tuple[int, Path]], wanted: LineFilter, limit: int) -> list[PrintedLine]:
     found: list[PrintedLine] = []
     for begin, path in reversed(files):
-        found[:0] = [line for line in _lines_of(begin, path, 0) if worker is None or line.worker == worker]
+        found[:0] = wanted.chosen(_lines_of(begin, path, 0))
         if len(found) >= limit:
             break
     return found[max(0, len(found) - limit) :]

@@ -88,6 +88,8 @@ class CommitDetails(TypedDict):
     timeline: str
     generation: int
     made_at: str | None
+    events: int | None
+    """Events trained on since the start of the job."""
     rows: int | None
     bytes: int | None
     """Size of all its files."""
@@ -126,6 +128,8 @@ class CommitEntry(TypedDict):
     timeline: str
     generation: int
     made_at: str | None
+    events: int | None
+    """Events trained on since the start of the job."""
     rows: int | None
     bytes: int | None
     """Size of all its files."""
@@ -433,6 +437,8 @@ class LettersFile(TypedDict):
     bytes: int
     written: str
 
+LineLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
 class LogLine(TypedDict):
     """One record of a job's log."""
 
@@ -516,6 +522,29 @@ class Ready(TypedDict):
     """The service is ready."""
 
     status: NotRequired[str]
+
+class RejectedEvent(TypedDict):
+    """A rejected event."""
+
+    pass_number: int
+    rank: int
+    partition: str
+    position: int
+    line: int | None
+    """Its line among those that the pipe command printed for the segment; null where there is none."""
+    reason: str
+    detail: str
+    """Its fault in words; empty where pipe.dead_letters.keep_bytes is false."""
+    text: str | None
+    """The event as text, its first 4,096 characters; null where its bytes are not kept."""
+    bytes: int | None
+    """Its whole size."""
+
+class RejectedEvents(TypedDict):
+    """The newest rejected events."""
+
+    items: list[RejectedEvent]
+    """The newest first."""
 
 class ResizeProgress(TypedDict):
     """A resize that is being prepared."""
@@ -605,8 +634,8 @@ class TableEntry(TypedDict):
     frozen: list[str]
     """Slots whose rows do not learn, until they are unfrozen."""
     slots: dict[str, dict[str, Any]]
-    """By slot: its `rows`, which slots of one `share` have in common, and statistics of its values over the job's
-    life. With `guards`, also the `drift` of the newest pass."""
+    """By slot: its `rows`, which slots of one `share` have in common; `bytes`, its share of the table's memory by
+    rows; and statistics of its values over the job's life. With `guards`, also the `drift` of the newest pass."""
     held: dict[str, Any] | None
     """A shrink that would delete too many rows and waits for an operator, or null."""
 
@@ -970,13 +999,26 @@ class ServiceActions:
         to the damage, which is the last entry."""
         ...
 
-    def get_output(self, job: str, *, worker: str | None = ..., last: bool | None = ...) -> list[OutputLine]:
+    def get_output(
+        self,
+        job: str,
+        *,
+        worker: str | None = ...,
+        text: str | None = ...,
+        level: LineLevel | None = ...,
+        last: bool | None = ...,
+    ) -> list[OutputLine]:
         """Lines that a job's processes printed. The newest `limits.max_output` bytes are kept. Continue with
         `next`."""
         ...
 
     def list_dead_letters(self, job: str) -> list[LettersFile]:
         """Files of rejected events, by pass. They contain the data of the events."""
+        ...
+
+    def list_rejected(self, job: str, *, reason: str | None = ..., last: int | None = ...) -> RejectedEvents:
+        """The newest rejected events with their reasons, the newest first. They contain the data of the events.
+        They come from the files of dead letters: the newest of each file, so of a pass with very many not all."""
         ...
 
     def get_dead_letters(self, job: str, file: str) -> bytes:
@@ -1251,8 +1293,17 @@ class AsyncServiceActions:
         notify: Callable[[str], None] | None = None,
     ) -> OperationEntry: ...
     async def get_log(self, job: str, *, last: int | None = ...) -> list[LogLine]: ...
-    async def get_output(self, job: str, *, worker: str | None = ..., last: bool | None = ...) -> list[OutputLine]: ...
+    async def get_output(
+        self,
+        job: str,
+        *,
+        worker: str | None = ...,
+        text: str | None = ...,
+        level: LineLevel | None = ...,
+        last: bool | None = ...,
+    ) -> list[OutputLine]: ...
     async def list_dead_letters(self, job: str) -> list[LettersFile]: ...
+    async def list_rejected(self, job: str, *, reason: str | None = ..., last: int | None = ...) -> RejectedEvents: ...
     async def get_dead_letters(self, job: str, file: str) -> bytes: ...
     async def list_predictions(self, job: str) -> list[OperationEntry]: ...
     async def predict_by_job(

@@ -63,6 +63,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
                 "slots": {
                     slot: {
                         "rows": rows.get(slot),
+                        "bytes": reported.bytes_by_slot.get(slot),
                         **status.slots.get(slot, {}),
                         **({"drift": guarded[slot].get("drift")} if slot in guarded else {}),
                     }

@@ -15,6 +15,7 @@ from headrace.service.ui.action_catalog import (
     Input,
     InputKind,
     Weight,
+    answered_words,
     ended_words,
     inputs_of,
     outcome_lines,
@@ -71,11 +72,11 @@ class Confirmation:
             etag = f'"{job["revision"]}"' if self._act.if_match is not None else None
             answer = await self._visitor.call(self._act.id, {"job": job["name"], **names}, body, etag)
             self._known = replace(self._known, job=await self._done())
-            if "progress" not in answer:  # no operation: the phase changes later
-                ui.notify(f"{self._act.form.label} is requested: {job['name']} will be {answer['desired']}.")
-                self._dialog.close()
-            else:
+            if "progress" in (answer or {}):
                 await self._follow(answer)
+            else:
+                ui.notify(answered_words(self._act, job["name"], answer), multi_line=True)
+                self._dialog.close()
         except (RequestRefused, ValueError) as refused:
             self._say(str(refused), "bad")
             self._go.enable()
@@ -122,9 +123,11 @@ def _filled_in(each: Input) -> Any:
             return ui.number(each.label, value=each.default).props("dense outlined clearable")
         case InputKind.CHOICE:
             first = None if each.optional or not choices else choices[0]
+            first = each.default if each.default in choices else first
             return ui.select(choices, label=each.label, value=first, clearable=each.optional).props("dense outlined")
         case InputKind.TEXT:
-            return ui.input(each.label, autocomplete=choices).props("dense outlined autocomplete=off")
+            box = ui.input(each.label, value=str(each.default or ""), autocomplete=choices)
+            return box.props("dense outlined autocomplete=off")
 
 
 def progress_text(operation: Mapping[str, Any]) -> str:
@@ -142,8 +145,8 @@ class Actions:
         self._job: Job | None = None
         self._buttons: list[tuple[JobAction, ui.button]] = []
         self._items: list[tuple[JobAction, ui.menu_item]] = []
+        self.permitted = acts = permitted_actions(visitor.may)
         with ui.element("div").classes("actions"):
-            acts = permitted_actions(visitor.may)
             for weight in Weight:
                 self._draw(weight, [act for act in acts if weight_of(act) is weight])
             if not acts:
@@ -162,7 +165,7 @@ class Actions:
             return
         if weight is Weight.EVERYDAY:
             for act in acts:
-                button = ui.button(act.form.label, color=None, on_click=lambda act=act: self._open(act))
+                button = ui.button(act.form.label, color=None, on_click=lambda act=act: self.open(act))
                 button.props("outline dense no-caps").mark(act.id)
                 button.disable()
                 self._buttons.append((act, button))
@@ -170,19 +173,27 @@ class Actions:
         with ui.button(weight.value, color=None).props("outline dense no-caps icon-right=arrow_drop_down"):
             with ui.menu().props(f'aria-label="{weight.value}"'):
                 for act in acts:
-                    item = ui.menu_item(act.form.label, lambda act=act: self._open(act)).props("role=menuitem disable")
+                    item = ui.menu_item(act.form.label, lambda act=act: self.open(act)).props("role=menuitem disable")
                     self._items.append((act, item.mark(act.id)))
 
-    async def _open(self, act: JobAction) -> None:
+    def possible(self, act: JobAction) -> bool:
+        """Whether an action is possible in the job's present state."""
+        return self._job is not None and act.form.possible(self._job)
+
+    async def open(self, act: JobAction, **given: Any) -> None:
+        """Open the dialog of an action; `given` are values that its fields begin with."""
         if self._job is None:
             return
         try:
             spec = (await self._visitor.get(f"{self._path}/spec"))["spec"] if act.form.fields else {}
             commits = await list_all(self._visitor, f"{self._path}/commits") if act.form.with_commits else []
+            exports = await list_all(self._visitor, f"{self._path}/exports") if act.form.with_exports else []
         except (RequestRefused, httpx.HTTPError) as error:
             ui.notify(str(error), type="negative")
             return
-        known = FormContext(self._job, spec, [each["name"] for each in reversed(commits)])
+        names = [each["name"] for each in reversed(commits)]
+        paths = [f"{each['timeline']}/{each['name']}" for each in reversed(exports) if each["complete"]]
+        known = FormContext(self._job, spec, names, list(dict.fromkeys(paths)), given)
         Confirmation(self._visitor, act, known, self._again).open()
 
     async def _again(self) -> Job:

@@ -42,6 +42,7 @@ class Input:
     kind: InputKind
     optional: bool
     default: Any
+    """The value that it begins with; None: the first option of a choice that must be made, else none."""
     options: Sequence[str]
     """The options of a choice; the suggestions for a text."""
 
@@ -101,6 +102,7 @@ def _input_of(field: FormField, schema: Mapping[str, Any], known: FormContext) -
     else:
         kind = InputKind.CHOICE
     default = told.get("default") if field.default is None else field.default
+    default = known.given.get(field.name, default)
     return Input(field.name, field.label, kind, _optional(field, schema), default, options)
 
 
@@ -128,6 +130,13 @@ def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
             return []
         case _:
             return [_text(result)]
+
+
+def answered_words(act: JobAction, job: str, answer: Mapping[str, Any] | None) -> str:
+    """The answer to an action that is no operation, as text: the phase changes later, or all is done."""
+    if answer is not None and "desired" in answer:
+        return f"{act.form.label} is requested: {job} will be {answer['desired']}."
+    return "\n".join([f"{act.form.label}: it is done.", *outcome_lines({"problem": None, "result": answer})])
 
 
 def ended_words(operation: Mapping[str, Any]) -> str:

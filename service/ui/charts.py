@@ -9,6 +9,15 @@ from headrace.service.ui.series import Point, thinned
 SOFT, FAINT = "#8a94a3", "rgba(138,148,163,0.22)"
 COLORS = ("#3f7ae0", "#e0832f", "#2c9c69", "#a35bd0", "#c9504a", "#2fa3b5", "#b39322", "#7c8796")
 DIGITS = 5
+TIME_LABELS = {
+    "year": "{yyyy}",
+    "month": "{MMM} {yyyy}",
+    "day": "{d} {MMM}",
+    "hour": "{HH}:{mm}",
+    "minute": "{HH}:{mm}",
+    "second": "{HH}:{mm}:{ss}",
+}
+"""The texts at the ticks of a time axis."""
 Options = dict[str, Any]
 
 
@@ -27,6 +36,7 @@ def lines_chart(lines: Sequence[ChartLine], *, by_time: bool, x_name: str = "", 
     options = _frame([line.name for line in lines] if len(lines) > 1 else [])
     options["xAxis"] = _x_axis(by_time, x_name)
     options["yAxis"] = _axis() | {"type": "value", "scale": not from_zero}
+    options["dataZoom"] = [{"type": "inside", "zoomOnMouseWheel": "shift", "moveOnMouseWheel": False}]
     options["series"] = [
         {
             "type": "line",
@@ -46,6 +56,7 @@ def lines_chart(lines: Sequence[ChartLine], *, by_time: bool, x_name: str = "", 
 def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLORS[0]) -> Options:
     """A chart with a bar for each name."""
     options = _frame([])
+    options["grid"]["bottom"] = 10  # else the lower part of letters such as "p" is cut off
     options["xAxis"] = _axis() | {"type": "category", "data": list(names)}
     options["yAxis"] = _axis() | {"type": "value"}
     options["series"] = [
@@ -161,9 +172,12 @@ def _axis() -> Options:
 
 
 def _x_axis(by_time: bool, name: str) -> Options:
-    kind = {"type": "time"} if by_time else {"type": "value", "scale": True, "minInterval": 1}
+    kind: Options = {"type": "time"} if by_time else {"type": "value", "scale": True, "minInterval": 1}
     named = {"name": name, "nameLocation": "middle", "nameGap": 24, "nameTextStyle": {"color": SOFT}} if name else {}
-    return _axis() | kind | named | {"splitLine": {"show": False}}
+    axis = _axis() | kind | named | {"splitLine": {"show": False}}
+    if by_time:
+        axis["axisLabel"] |= {"formatter": TIME_LABELS}
+    return axis
 
 
 def _rounded(value: float | None) -> float | None:

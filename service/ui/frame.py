@@ -1,7 +1,7 @@
 """Elements of every page: the header with the caller, error messages, a timer, and figures, chips and panels."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -150,6 +150,14 @@ class CauseBox:
             self._title.set_text(CAUSE_TITLES.get(cause["kind"], cause["kind"]))
             self._text.set_text(cause["text"])
             self._advice.set_text(cause["advice"])
+
+
+def fact_list(facts: Sequence[tuple[str, str]]) -> None:
+    """Titles with their texts."""
+    with ui.element("dl").classes("facts"):
+        for title, text in facts:
+            TextElement(tag="dt", text=title)
+            TextElement(tag="dd", text=text)
 
 
 def panel(title: str, hint: str = "") -> ui.element:

@@ -1,6 +1,6 @@
 """A table that updates in place: sortable by each column, with pages. Only changed cells are sent to the browser."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,10 @@ class GridCell:
     tip: str = ""
     spark: str = ""
     """The points of a small line after the text."""
+    opens: bool = False
+    """Whether it is a button that opens the row."""
+    raw: bool = False
+    """Whether it is text of others, shown as it is."""
 
 
 Row = tuple[str, Sequence[GridCell]]
@@ -47,9 +51,17 @@ class Grid:
     """Without rows it shows the text `empty`."""
 
     def __init__(
-        self, columns: Sequence[Column], empty: str, *, sort: int | None = None, descending: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        columns: Sequence[Column],
+        empty: str,
+        *,
+        sort: int | None = None,
+        descending: bool = False,
+        on_open: Callable[[str], Any] | None = None,
+    ) -> None:
+        """`on_open` is called with the key of a row whose cell that opens it is pressed."""
         self._columns, self._sort, self._descending, self._page = columns, sort, descending, 0
+        self._on_open = on_open
         self._rows: Sequence[Row] = ()
         self._lines: list[_Line] = []
         self._empty = ui.label(empty).classes("hint")
@@ -111,16 +123,17 @@ class Grid:
             self._lines.pop().remove()
         with self._body:
             while len(self._lines) < len(rows):
-                self._lines.append(_Line(self._columns))
-        for line, (_, cells) in zip(self._lines, rows, strict=True):
-            line.show(cells)
+                self._lines.append(_Line(self._columns, self._on_open))
+        for line, (key, cells) in zip(self._lines, rows, strict=True):
+            line.show(key, cells)
 
 
 class _Line:
     """A row on the page."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], on_open: Callable[[str], Any] | None) -> None:
         self._cells: list[GridCell | None] = [None] * len(columns)
+        self._key, self._on_open = "", on_open
         with ui.element("tr") as self._row:
             self._places = [
                 ui.element("td")
@@ -129,13 +142,18 @@ class _Line:
                 for each in columns
             ]
 
-    def show(self, cells: Sequence[GridCell]) -> None:
+    def show(self, key: str, cells: Sequence[GridCell]) -> None:
+        self._key = key
         for number, (place, cell) in enumerate(zip(self._places, cells, strict=True)):
             if cell != self._cells[number]:
                 self._cells[number] = cell
                 place.clear()
                 with place:
-                    _shown(cell)
+                    if cell.opens and (on_open := self._on_open) is not None:
+                        button = TextElement(tag="button", text=cell.text).classes("opens").props("type=button")
+                        button.on("click", lambda on_open=on_open: on_open(self._key), [])
+                    else:
+                        _shown(cell)
 
     def remove(self) -> None:
         self._row.delete()
@@ -147,6 +165,8 @@ def _shown(cell: GridCell) -> None:
         with ui.element("svg").classes("spark").props(f"{size} aria-hidden=true"):
             ui.element("polyline").props(f"points='{cell.spark}'")
     element: ui.element = ui.link(cell.text, cell.link) if cell.link else ui.label(cell.text)
+    if cell.raw:
+        element.classes("raw")
     if cell.chip:
         element.classes(f"chip {cell.tone}")
     elif cell.tone:

@@ -4,19 +4,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import ApiCaller, list_all
 from headrace.service.ui.charts import COLORS, ChartMark, marks_chart
-from headrace.service.ui.format import format_bytes, format_count, format_time
+from headrace.service.ui.format import first_task, format_bytes, format_count, format_metric, format_time
 from headrace.service.ui.frame import chart, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.ui.job_learning import CloseHistory
 from headrace.service.ui.job_stream import redraw
+from headrace.service.ui.job_versions import Comparison, VersionSheet, figures_of_version, key_of
 from headrace.service.ui.series import millis
 
 LOG_LINES = 100
+MEASURED = (Column("Window AUC", number=True), Column("Calibration", number=True))
 COMMIT_COLUMNS = (
     Column("Version", number=True),
     Column("Commit"),
     Column("Made, UTC"),
+    Column("Events", number=True),
+    *MEASURED,
     Column("Rows", number=True),
     Column("Size", number=True),
     Column("Own files", number=True),
@@ -27,6 +33,7 @@ EXPORT_COLUMNS = (
     Column("Stream"),
     Column("Export"),
     Column("Made, UTC"),
+    *MEASURED,
     Column("Rows", number=True),
     Column("Deleted", number=True),
     Column("Size", number=True),
@@ -55,19 +62,42 @@ def no_export_text(job: Mapping[str, Any]) -> str:
     return "This job makes no exports: its job file has no section [exports.NAME]."
 
 
-def commit_rows(commits: Sequence[Mapping[str, Any]]) -> list[Row]:
+ClosesByVersion = Mapping[tuple[str, int], Mapping[str, Any]]
+"""The closes of a job by timeline and version."""
+
+
+def closes_by_version(closes: Sequence[Mapping[str, Any]]) -> ClosesByVersion:
+    """The closes by timeline and version."""
+    return {(each["timeline"], each["version"]): each for each in closes}
+
+
+def _close_of(entry: Mapping[str, Any], closes: ClosesByVersion) -> Mapping[str, Any] | None:
+    """The close of the version of a commit or an export."""
+    return closes.get((entry["timeline"], entry["version"]))
+
+
+def _measured(entry: Mapping[str, Any], closes: ClosesByVersion) -> Sequence[GridCell]:
+    close = _close_of(entry, closes)
+    task, found = first_task({} if close is None else close["window"])
+    tip = f"of task {task}" if task else ""
+    return [GridCell(format_metric(found.get(key)), found.get(key), tip=tip) for key in ("auc", "calibration")]
+
+
+def commit_rows(commits: Sequence[Mapping[str, Any]], closes: ClosesByVersion) -> list[Row]:
     """A row for each commit, newest first."""
-    return [(each["name"], _commit_cells(each)) for each in reversed(commits)]
+    return [(key_of(each), _commit_cells(each, closes)) for each in reversed(commits)]
 
 
-def _commit_cells(commit: Mapping[str, Any]) -> Sequence[GridCell]:
+def _commit_cells(commit: Mapping[str, Any], closes: ClosesByVersion) -> Sequence[GridCell]:
     states = ["restart point"] if commit["next"] else []
     states += [f"kept for {', '.join(commit['held_by'])}"] if commit["held_by"] else []
     states += [f"damaged: {commit['damaged']}"] if commit["damaged"] else []
     return (
         GridCell(format_count(commit["version"]), commit["version"]),
-        GridCell(commit["name"]),
+        GridCell(commit["name"], opens=True),
         GridCell(format_time(commit["made_at"])),
+        GridCell(format_count(commit["events"]), commit["events"]),
+        *_measured(commit, closes),
         GridCell(format_count(commit["rows"]), commit["rows"]),
         GridCell(format_bytes(commit["bytes"]), commit["bytes"]),
         GridCell(format_bytes(commit["own_bytes"]), commit["own_bytes"], tip="files that no other commit shares"),
@@ -75,12 +105,12 @@ def _commit_cells(commit: Mapping[str, Any]) -> Sequence[GridCell]:
     )
 
 
-def export_rows(exports: Sequence[Mapping[str, Any]]) -> list[Row]:
+def export_rows(exports: Sequence[Mapping[str, Any]], closes: ClosesByVersion) -> list[Row]:
     """A row for each export, newest first."""
-    return [(f"{each['stream']}/{each['timeline']}/{each['name']}", _export_cells(each)) for each in reversed(exports)]
+    return [(key_of(each), _export_cells(each, closes)) for each in reversed(exports)]
 
 
-def _export_cells(export: Mapping[str, Any]) -> Sequence[GridCell]:
+def _export_cells(export: Mapping[str, Any], closes: ClosesByVersion) -> Sequence[GridCell]:
     states = ["current"] if export["current"] else []
     states += [] if export["complete"] else ["not complete"]
     states += [f"failed its gates: {', '.join(export['failed_gates'])}"] if export["failed_gates"] else []
@@ -89,8 +119,9 @@ def _export_cells(export: Mapping[str, Any]) -> Sequence[GridCell]:
     return (
         GridCell(format_count(export["version"]), export["version"]),
         GridCell(export["stream"]),
-        GridCell(export["name"], tip=export["why"] or ""),
+        GridCell(export["name"], opens=export["complete"] and not export["damaged"]),
         GridCell(format_time(export["made_at"])),
+        *_measured(export, closes),
         GridCell(format_count(export["rows"]), export["rows"]),
         GridCell(format_count(export["tombstones"]), export["tombstones"]),
         GridCell(format_bytes(export["bytes"]), export["bytes"]),
@@ -129,14 +160,16 @@ def log_rows(lines: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 class HistoryTab:
-    def __init__(self, visitor: ApiCaller, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str, actions: Actions) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        self._closes, sheet = CloseHistory(visitor, name), VersionSheet(visitor, name, actions)
         with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):
             self._chart = chart(marks_chart([], []), "Commits and exports over time", "chart low")
-        with panel("Commits"):
-            self._commits = Grid(COMMIT_COLUMNS, "")
-        with panel("Exports"):
-            self._exports = Grid(EXPORT_COLUMNS, "")
+        self._comparison = Comparison()
+        with panel("Commits", "press a name for its content, and for what can be done with it"):
+            self._commits = Grid(COMMIT_COLUMNS, "", on_open=sheet.open)
+        with panel("Exports", "press a name for its files, and to serve it"):
+            self._exports = Grid(EXPORT_COLUMNS, "", on_open=sheet.open)
         with panel("Log", f"the last {LOG_LINES} records"):
             self._log = Grid(LOG_COLUMNS, "The log is empty: the job has not started.")
         self._shown: Any = None
@@ -146,8 +179,12 @@ class HistoryTab:
         commits = await list_all(self._visitor, f"{self._path}/commits")
         exports = await list_all(self._visitor, f"{self._path}/exports")
         log = (await self._visitor.get(f"{self._path}/log", last=LOG_LINES))["items"]
-        self._commits.show(commit_rows(commits), no_commit_text(job))
-        self._exports.show(export_rows(exports), no_export_text(job))
+        await self._closes.follow()
+        closes = closes_by_version(self._closes.closes)
+        self._commits.show(commit_rows(commits, closes), no_commit_text(job))
+        self._exports.show(export_rows(exports, closes), no_export_text(job))
+        whole = [each for each in [*reversed(commits), *reversed(exports)] if each["made_at"] and not each["damaged"]]
+        self._comparison.show({key_of(each): figures_of_version(each, _close_of(each, closes)) for each in whole})
         self._log.show(log_rows(log))
         marks, rows = timeline_marks(commits, exports)
         if (marks, rows) != self._shown:

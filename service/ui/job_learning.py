@@ -11,7 +11,7 @@ from headrace.service.ui.charts import COLORS, ChartLine, lines_chart, reliabili
 from headrace.service.ui.format import format_count, format_metric
 from headrace.service.ui.frame import chart, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
-from headrace.service.ui.job_stream import redraw
+from headrace.service.ui.job_stream import TimeSpan, redraw
 from headrace.service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
 
 SPANS = {"window": "window", "life": "whole life"}
@@ -177,11 +177,13 @@ def learning_lines(
 class LearningPart:
     """The part of a job's page about what it learns."""
 
-    def __init__(self, visitor: ApiCaller, name: str) -> None:
-        self._visitor, self._name, self._other = visitor, name, NOBODY
+    def __init__(self, visitor: ApiCaller, name: str, span: TimeSpan, choices: ui.element) -> None:
+        """`choices` is where its choices stand."""
+        self._visitor, self._name, self._other, self._span = visitor, name, NOBODY, span
+        self._drawn_ms = 0.0
         self._ours, self._theirs = CloseHistory(visitor, name), CloseHistory(visitor, NOBODY)
         self._chosen = False
-        with ui.element("div").classes("line"):
+        with choices:
             self._choice = ui.select(
                 {NOBODY: "no other job"}, label="Compare with", value=NOBODY, on_change=self._choose
             )
@@ -224,14 +226,16 @@ class LearningPart:
         self._boxes.set_visibility(bool(self._ours.closes))
         if not self._ours.closes:
             self._said.set_text(no_close_text(job))
-        if not news:
+        if not news and self._drawn_ms == self._span.length_ms:
             return
+        self._drawn_ms = self._span.length_ms
         await self._slices.refresh(self._other, job["spec"])
         found = (await self._visitor.get(f"/jobs/{quote(self._name, safe='')}/metrics"))["reliability"]
         redraw(self._reliability, reliability_chart(reliability_lines(found.get("window", {}))))
         by_time = has_event_time(self._ours.closes)
-        self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
+        axis = "over the events' own time, UTC" if by_time else "over versions"
+        self._said.set_text(f"{axis}; Shift with the wheel zooms, dragging moves")
         names = self._name, self._other
         for metric, drawn in self._charts.items():
             lines = learning_lines(self._ours.closes, self._theirs.closes if self._other else [], names, metric)
-            redraw(drawn, lines_chart(lines, by_time=by_time))
+            redraw(drawn, lines_chart(self._span.of(lines) if by_time else lines, by_time=by_time))

@@ -26,7 +26,8 @@ from headrace.service.ui.job_history import HistoryTab
 from headrace.service.ui.job_learning import LearningPart
 from headrace.service.ui.job_operations import OperationsPart
 from headrace.service.ui.job_output import LettersPart, OutputPart
-from headrace.service.ui.job_stream import StreamPart
+from headrace.service.ui.job_rows import RowsPart
+from headrace.service.ui.job_stream import StreamPart, TimeSpan
 from headrace.service.ui.job_tables import TablesPart
 from headrace.service.ui.overview import job_link
 from headrace.service.ui.page_access import ROOT
@@ -60,7 +61,9 @@ class NowPart:
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._looks = visitor, 0
-        self._learning, self._stream = LearningPart(visitor, name), StreamPart(name, recorder)
+        with ui.element("div").classes("line") as choices:
+            span = TimeSpan()
+        self._learning, self._stream = LearningPart(visitor, name, span, choices), StreamPart(name, recorder, span)
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
         if self._looks % JOBS_EVERY == 0:
@@ -209,10 +212,12 @@ class JobPage:
             match tab:
                 case "tables":
                     return TablesPart(self._visitor, self._name, recorder)
+                case "rows":
+                    return RowsPart(self._visitor, self._name, self._actions)
                 case "guards":
                     return GuardsPart(self._visitor, self._name)
                 case "versions":
-                    return HistoryTab(self._visitor, self._name)
+                    return HistoryTab(self._visitor, self._name, self._actions)
                 case "output":
                     return OutputPart(self._visitor, self._name)
                 case "deadletters":

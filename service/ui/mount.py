@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.extras import is_installed, missing
 from headrace.service.ui import explorer
-from headrace.service.ui.downloads import Download
+from headrace.service.ui.downloads import download_routes
 from headrace.service.ui.page_access import ROOT, VISIT, BrowserAuth, PageGate, Visit
 from headrace.service.ui.recorder import Recorder
 from headrace.service.ui.sessions import Sessions
@@ -49,7 +49,7 @@ def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
         Route(ROOT, _home, include_in_schema=False),
         *SigningIn(door, sessions).routes(),
         *explorer.routes(),
-        Download(api, door).route(),
+        *download_routes(api, door),
     ]
     api.mount(ROOT, PageGate(pages, door, max_pages, max_each, pages.whose))
     api.state.live = True

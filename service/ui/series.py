@@ -90,6 +90,13 @@ def within_range(points: Sequence[Point], span: Sequence[Point]) -> list[Point]:
     return list(points[max(inside[0] - 1, 0) : inside[-1] + 2])
 
 
+def newest(points: Sequence[Point], length: float) -> list[Point]:
+    """The points of the newest part of a line that is so long; all of them if `length` is 0."""
+    if not length or not points:
+        return list(points)
+    return [point for point in points if point[0] >= points[-1][0] - length]
+
+
 def millis(text: str | None) -> float | None:
     """An ISO time in milliseconds since 1970."""
     return None if text is None else datetime.fromisoformat(text).timestamp() * 1000

@@ -4,9 +4,10 @@ NOW = "learning"
 TABS = {
     NOW: "Learning and stream",
     "tables": "Tables",
+    "rows": "Rows",
     "guards": "Guards",
     "versions": "Commits and exports",
-    "output": "Output",
+    "output": "Logs",
     "deadletters": "Dead letters",
     "operations": "Operations",
 }

@@ -11,7 +11,7 @@ from headrace.service.jobs.config import LimitsSection, ServiceConfig
 from headrace.service.jobs.errors import JobExists, LimitReached, NotHosted, StillRunning, UnknownJob
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.foreground_host import foreground_host
-from headrace.service.jobs.host import Action, Desired, NewJob, Phase
+from headrace.service.jobs.host import Action, Desired, LineFilter, NewJob, Phase
 from headrace.service.jobs.local_host import host_jobs
 from headrace.service.jobs.memory_host import MemoryHost
 from headrace.service.jobs.operation_queue import OperationQueue
@@ -244,4 +244,4 @@ def test_what_its_processes_printed_is_told(local):
     output = OutputWriter(job.store / "output", 1 << 20)
     output.write("trainer-0", "hello")
     output.close()
-    assert [line.text for line in local.log_lines("small", "trainer-0", -1, 5)] == ["hello"]
+    assert [line.text for line in local.log_lines("small", LineFilter("trainer-0"), -1, 5)] == ["hello"]

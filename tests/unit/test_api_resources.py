@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.dataset.loader.dead_letters import encode_letter
+from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.deadline import Deadline
 from headrace.durable import locked
 from headrace.errors import Unavailable
+from headrace.service.auth.roles import Role
 from headrace.service.jobs.errors import Cancelled
 from headrace.service.jobs.host import PrintedLine
 from headrace.service.jobs.operation_queue import as_cancelled
@@ -64,6 +67,9 @@ def served(tmp_path_factory, new_database):
         letters = past.store / "dead_letters"
         letters.mkdir()
         (letters / "pass-000000000002-rank-0.jsonl").write_text('{"partition": "a"}\n')
+        bad = [Rejection("b", n, Reason.UNPARSABLE, "no JSON", b"<b>\x1b\xff" * n) for n in (1, 2)]
+        for number, each in enumerate(bad, 4):
+            (letters / f"pass-{number:012d}-rank-0.jsonl").write_bytes(encode_letter(each, keep_bytes=True) + b"{")
         (letters / "secret.txt").write_text("no")
         (letters / "pass-000000000003-rank-0.jsonl").symlink_to("/etc/passwd")
         folder = made.host.job("small").base / "out" / "small"
@@ -217,14 +223,28 @@ def test_output_is_asked_for_line_by_line(served):
     assert served.get(f"/v1/jobs/small/output?after={told['next']}").json() == {"items": [], "next": told["next"]}
     assert served.get("/v1/jobs/small/output?last=true&limit=1").json()["items"][0]["text"] == "line 30"
     assert len(served.get("/v1/jobs/small/output?worker=trainer-0").json()["items"]) == 3
+    assert [line["text"] for line in served.get("/v1/jobs/small/output?text=E%2020").json()["items"]] == ["line 20"]
+    assert served.get("/v1/jobs/small/output?level=WARNING").json()["items"] == []
+    assert served.get("/v1/jobs/small/output?level=loud").status_code == 422
 
 
 def test_dead_letters_are_listed_and_fetched_and_nothing_else_is(served):
-    (only,) = served.get("/v1/jobs/small/deadletters").json()["items"]
+    only, *_ = served.get("/v1/jobs/small/deadletters").json()["items"]
     assert (only["name"], only["pass_number"], only["rank"]) == ("pass-000000000002-rank-0.jsonl", 2, 0)
     assert served.get(f"/v1/jobs/small/deadletters/{only['name']}").text == '{"partition": "a"}\n'
     for name in ("secret.txt", "pass-000000000003-rank-0.jsonl", "..%2Frun.json", "pass-000000000009-rank-0.jsonl"):
         assert served.get(f"/v1/jobs/small/deadletters/{name}").status_code == 404
+
+
+def test_the_newest_rejected_events_are_read_as_harmless_text_the_newest_first(served):
+    newest, other, bare = served.get("/v1/jobs/small/rejected").json()["items"]
+    assert (newest["pass_number"], newest["position"], newest["bytes"]) == (5, 2, 10)
+    assert newest["text"] == "<b>\\x1b\ufffd" * 2 and newest["detail"] == "no JSON"
+    assert (other["pass_number"], bare["text"], bare["partition"]) == (4, None, "a")
+    (found,) = served.get("/v1/jobs/small/rejected?last=1&reason=unparsable").json()["items"]
+    assert found == newest
+    assert served.get("/v1/jobs/small/rejected?reason=other").json()["items"] == []
+    assert served.get("/v1/jobs/small/rejected", token=served.tokens[Role.VIEWER]).status_code == 403
 
 
 def test_exports_are_listed_shown_fetched_and_pointed_to(served):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.durable import SymbolicLinkFound
+from headrace.service.jobs.host import LineFilter, LineLevel
 from headrace.service.jobs.output_files import FILES, OutputWriter, files_of, read_lines
 
 
@@ -41,10 +42,19 @@ def test_lines_of_one_worker_and_the_last_ones(tmp_path):
     write(tmp_path, "1")
     write(tmp_path, "s", worker="shard-0")
     write(tmp_path, "2", "3")
-    assert texts(read_lines(tmp_path, "trainer-0", 0, 2)) == ["1", "2"]
-    assert texts(read_lines(tmp_path, "trainer-0", -1, 2)) == ["2", "3"]
-    assert texts(read_lines(tmp_path, "shard-0", -1, 100)) == ["s"]
-    assert read_lines(tmp_path, "shard-7", 0, 100) == []
+    assert texts(read_lines(tmp_path, LineFilter("trainer-0"), 0, 2)) == ["1", "2"]
+    assert texts(read_lines(tmp_path, LineFilter("trainer-0"), -1, 2)) == ["2", "3"]
+    assert texts(read_lines(tmp_path, LineFilter("shard-0"), -1, 100)) == ["s"]
+    assert read_lines(tmp_path, LineFilter("shard-7"), 0, 100) == []
+
+
+def test_lines_are_chosen_by_text_and_by_level_and_a_traceback_has_that_of_its_error(tmp_path):
+    said = ["12:00:00 INFO  a: begins", "12:00:01 ERROR a: Boom", "Traceback:", "  line 3", "12:00:02 INFO  a: goes on"]
+    write(tmp_path, *said)
+    assert texts(read_lines(tmp_path, LineFilter(level=LineLevel.WARNING), -1, 9)) == said[1:4]
+    assert texts(read_lines(tmp_path, LineFilter(text="BOOM"), -1, 9)) == [said[1]]
+    assert texts(read_lines(tmp_path, LineFilter(text="line", level=LineLevel.ERROR), 0, 9)) == [said[3]]
+    assert texts(read_lines(tmp_path, LineFilter(level=LineLevel.INFO), -1, 9)) == said
 
 
 def test_a_folder_that_is_not_there_has_no_lines(tmp_path):

@@ -24,6 +24,7 @@ from headrace.service.ui import (
     job_page,
     job_stream,
     job_tables,
+    job_versions,
     overview,
 )
 from headrace.service.ui.action_catalog import Weight, inputs_of, weight_of
@@ -39,7 +40,16 @@ from headrace.service.ui.charts import (
 )
 from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
 from headrace.service.ui.recorder import Recorder, moment_of
-from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
+from headrace.service.ui.series import (
+    MAX_CLOSES,
+    MAX_POINTS,
+    append_closes,
+    halved,
+    metric_line,
+    newest,
+    thinned,
+    within_range,
+)
 from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from headrace.service.ui.sign_in import place_of
 from headrace.trainer.job_status import Status, read
@@ -171,7 +181,8 @@ def test_what_makes_sense_follows_the_job():
     assert not {"Resume", "Rewind", "Export"} & sensible(job())
     assert "Export" in sensible(job(exports={"serving": {}}))
     assert "Resume" in sensible(job("paused", "paused")) and "Pause" not in sensible(job("paused", "paused"))
-    assert sensible(job("stopped", "stopped")) == {"Resume", "Restart", "Rewind"}
+    of_commits = {"Verify a commit", "Keep a commit", "Release a commit"}
+    assert sensible(job("stopped", "stopped")) == {"Resume", "Restart", "Rewind", "Remove a commit", *of_commits}
     assert sensible(job("broken", "running")) == set()
 
 
@@ -217,6 +228,13 @@ def test_a_form_asks_for_what_the_body_of_its_request_takes():
         ("trainers", "number", True),
     ]
     assert asked(BY_ID["rewindJob"]) == [("name", "choice", False, None, ["t1-5", "t1-4"])]
+    chosen = FormContext(job(exports={"serving": {}}), exports=["t1/2-base"], given={"name": "t1/2-base"})
+    assert [
+        each[-2] for each in [(e.name, e.default, e.options) for e in inputs_of(BY_ID["pointToExport"], chosen)]
+    ] == [
+        None,
+        "t1/2-base",
+    ]
 
 
 def test_the_buttons_stand_in_groups():
@@ -224,8 +242,13 @@ def test_the_buttons_stand_in_groups():
     clear, freeze, unfreeze = (f"{each.name.capitalize()} slot" for each in SLOT_CHANGES)
     assert labels == {
         Weight.EVERYDAY: ["Pause", "Resume", "Commit", "Export"],
-        Weight.MAINTENANCE: ["Change a setting", "Resize", "Begin the next day", freeze, unfreeze],
-        Weight.DANGEROUS: ["Drain", "Stop", "Restart", "Delete old rows", clear, "Rewind"],
+        Weight.MAINTENANCE: [
+            *("Change a setting", "Resize", "Begin the next day", freeze, unfreeze),
+            *("Verify a commit", "Keep a commit", "Release a commit", "Serve an export"),
+        ],
+        Weight.DANGEROUS: [
+            *("Drain", "Stop", "Restart", "Delete old rows", "Delete a value", clear, "Remove a commit", "Rewind"),
+        ],
     }
 
 
@@ -261,6 +284,52 @@ def test_a_setting_is_what_its_text_means(text, value):
         {},
         {"keys": {"train.x": value}},
     )
+
+
+def test_an_answer_that_is_no_operation_is_told_in_words():
+    assert action_catalog.answered_words(BY_ID["pauseJob"], "news", {"desired": "paused"}).endswith("will be paused.")
+    told = action_catalog.answered_words(BY_ID["pointToExport"], "news", {"path": "t1/2-base", "failed_gates": []})
+    assert told == "Serve an export: it is done.\npath: t1/2-base"
+    assert action_catalog.answered_words(BY_ID["deleteCommit"], "news", None) == "Remove a commit: it is done."
+
+
+def test_two_versions_are_compared_by_what_is_known_of_both():
+    commit = {"name": "t1-5", "timeline": "t1", "version": 5, "events": 10, "rows": 7, "bytes": 2048}
+    close = {"window": {"ctr": {"auc": 0.75, "logloss": None}}}
+    first = job_versions.figures_of_version(commit, None)
+    second = job_versions.figures_of_version({**commit, "events": 30, "bytes": 1024}, close)
+    rows = {key: [cell.text for cell in cells] for key, cells in job_versions.compared_rows(first, second)}
+    assert rows["events"] == ["events", "10", "30", "+20"]
+    assert rows["bytes"] == ["bytes", "2.0 KiB", "1.0 KiB", "-1.0 KiB"]
+    assert rows["window AUC"] == ["window AUC", "–", "0.7500", "–"]
+    assert job_versions.key_of({**commit, "stream": "s"}) == "s/t1/t1-5"
+    [(_, cells)] = job_history.commit_rows(
+        [{**commit, "made_at": None, "own_bytes": None, "next": True, "held_by": [], "damaged": None}],
+        job_history.closes_by_version([{**close, "timeline": "t1", "version": 5}]),
+    )
+    assert [cell.text for cell in cells[4:6]] == ["0.7500", "–"]
+
+
+def test_a_chart_shows_the_newest_part_of_a_line():
+    line = [(float(x), float(x)) for x in range(10)]
+    assert newest(line, 2.0) == line[7:] and newest(line, 0) == line and newest([], 5) == []
+
+
+def test_the_lag_of_many_partitions_has_a_line_for_the_sum():
+    moments = [moment_of(read(Status, {"lag": {f"p{n}": n for n in range(20)}}), 1.0)]
+    lines = job_stream.lag_lines(moments)
+    assert [line.name for line in lines[:3]] == ["all partitions", "p19", "p18"] and len(lines) == 8
+    assert lines[0].points == [(1000.0, 190)]
+
+
+def test_a_rejected_event_is_shown_as_text_and_counted_by_reason():
+    event = {"pass_number": 3, "rank": 0, "partition": "a", "position": 7, "reason": "unparsable"}
+    [(_, cells), (_, other)] = job_output.rejected_rows(
+        [{**event, "detail": "no JSON", "text": "<b>"}, {**event, "detail": "", "text": None}]
+    )
+    assert (cells[-1].text, cells[-1].raw) == ("<b>", True) and "keep_bytes" in other[-1].text and not other[-1].raw
+    rows = job_output.reason_rows({"few": 1, "many": 9}, 100)
+    assert [[cell.text for cell in cells] for _, cells in rows] == [["many", "9", "9.0%"], ["few", "1", "1.0%"]]
 
 
 def test_hot_keys_are_suggested_of_the_tables_there_are():
