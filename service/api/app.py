@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.service.api import (
     admin,
     commits,
+    drafts,
     exports,
     feed,
     guards,
@@ -52,7 +53,7 @@ Errors are problems (RFC 9457). Lists have pages: pass `next` of a page as `afte
 answered with 202 and an operation. A POST that is repeated with the same `Idempotency-Key` is carried out once.
 `x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
 ROUTERS = (
-    *(health, jobs, upgrades, commits, exports, metrics, guards, tables, output, predictions, operations, feed),
+    *(health, jobs, drafts, upgrades, commits, exports, metrics, guards, tables, output, predictions, operations, feed),
     admin,
 )
 OFFERED = tuple(sorted(offered, key=lambda act: act.form.group))

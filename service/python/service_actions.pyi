@@ -176,6 +176,21 @@ class ElasticTrainers(TypedDict):
     fewer: str
     """Why the job went on with fewer trainers, until it has more again."""
 
+class ExampleJob(TypedDict):
+    """An example that comes with Headrace."""
+
+    name: str
+    title: str
+    toml: str
+    """Its job file, without the store."""
+    base: str
+    """The folder where its relative paths start. The service must allow it, and its commands."""
+
+class ExampleJobs(TypedDict):
+    """The examples that come with Headrace."""
+
+    items: list[ExampleJob]
+
 class Explanation(TypedDict):
     """Everything that a job knows of one feature id; by its newest commit if the job does not run."""
 
@@ -241,6 +256,18 @@ class Health(TypedDict):
     status: NotRequired[str]
     version: str
     """Headrace's version."""
+
+class InferredSpec(TypedDict):
+    """A proposed job file. It is a guess, for a person to check."""
+
+    toml: str
+    """With comments that say why."""
+    events: int
+    """Events of the sample."""
+    bad_lines: list[str]
+    """The first lines that are no event."""
+    missing: list[str]
+    """Parts that a person must fill in; empty: the file loads as it is."""
 
 class InputSection(TypedDict):
     """The events to predict: files in the job's own format, or ranges of a Kafka topic."""
@@ -768,6 +795,14 @@ class ServiceActions:
         """The spec of the job, without its passwords."""
         ...
 
+    def list_examples(self) -> ExampleJobs:
+        """The jobs that come with Headrace, to create one like them."""
+        ...
+
+    def infer_spec(self, *, events: str, paths: str | None = ...) -> InferredSpec:
+        """Propose slots, label, time and source for a sample of events, as `headrace spec infer --guessed` does."""
+        ...
+
     def list_builds(self) -> Builds:
         """The names of the builds of the service's configuration. The service's own environment is always one
         more."""
@@ -1165,6 +1200,8 @@ class AsyncServiceActions:
     async def stop_job(self, job: str) -> JobEntry: ...
     async def restart_job(self, job: str) -> JobEntry: ...
     async def get_spec(self, job: str) -> JobSpec: ...
+    async def list_examples(self) -> ExampleJobs: ...
+    async def infer_spec(self, *, events: str, paths: str | None = ...) -> InferredSpec: ...
     async def list_builds(self) -> Builds: ...
     async def upgrade_job(
         self,

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
@@ -20,6 +21,23 @@ def examples() -> dict[str, str]:
     found = {folder.name: folder / "README.md" for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir()}
     titles = {name: _title(readme) for name, readme in found.items()}
     return titles | {MONITORING: "alerts for Prometheus and dashboards for Grafana"}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example job."""
+
+    name: str
+    title: str
+    folder: Path
+    toml: str
+    """Its job file."""
+
+
+def example_jobs() -> list[Example]:
+    """The examples that have a job file."""
+    folders = [folder for folder in sorted(EXAMPLES.iterdir()) if (folder / "job.toml").is_file()]
+    return [Example(each.name, _title(each / "README.md"), each, (each / "job.toml").read_text()) for each in folders]
 
 
 def copy_example(name: str, to: Path) -> list[Path]:

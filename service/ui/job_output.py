@@ -67,7 +67,6 @@ def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-LENGTHS = {TAIL: f"{TAIL:,} lines", 1_000: "1,000 lines"}
 LEVEL_CHOICES = {ALL: "all levels", **{level: f"{level.capitalize()} and above" for level in LEVELS[2:4]}}
 FOUND_NONE = "No line is of this choice."
 
@@ -78,12 +77,11 @@ class OutputPart:
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._asked: tuple[Any, ...] | None = None
-        with panel("Output", "newest first; UTC"):
+        with panel("Output", f"the last {TAIL} lines, newest first; UTC"):
             with ui.element("div").classes("line"):
                 self._text = ui.input("Search").props("dense outlined clearable debounce=400 type=search")
                 self._worker = self._choice({ALL: "all processes"}, "Process")
                 self._level = self._choice(LEVEL_CHOICES, "Level")
-                self._length = ui.select(LENGTHS, label="Show", value=TAIL).props("dense outlined options-dense")
                 self._follow = ui.switch("Follow", value=True)
             self._lines = ui.label(NO_LINE).classes("output").props("tabindex=0 role=log aria-live=off")
 
@@ -93,12 +91,12 @@ class OutputPart:
     async def refresh(self, _job: Mapping[str, Any]) -> None:
         """Show the last lines; while they are not followed, only after another choice."""
         worker, level, text = str(self._worker.value or ALL), str(self._level.value or ALL), self._text.value or ""
-        asked = worker, level, text, self._length.value
+        asked = worker, level, text
         if asked == self._asked and not self._follow.value:
             return
         self._asked = asked
         chosen = {"worker": worker or None, "level": level or None, "text": text or None}
-        page = await self._visitor.get(f"{self._path}/output", last=True, limit=self._length.value, **chosen)
+        page = await self._visitor.get(f"{self._path}/output", last=True, limit=TAIL, **chosen)
         lines = page["items"]
         workers = {ALL, *self._worker.options, *(line["worker"] for line in lines)}
         if workers != set(self._worker.options):

@@ -48,8 +48,8 @@ TILES = {
 EVERY_PHASE = ""
 """The choice of every phase."""
 NO_JOB = (
-    "There is no job yet. `headrace submit job.toml --url ADDRESS` or `POST /v1/jobs` creates one; "
-    "deploy/examples/clicks is a job to begin with."
+    "There is no job yet. New job, above, creates one for those who may; so does `headrace submit job.toml --url "
+    "ADDRESS`, or `POST /v1/jobs`."
 )
 
 
@@ -152,7 +152,10 @@ class JobsOverview:
         self._phases = {EVERY_PHASE: "every phase"}
         self._figures: dict[str, Mapping[str, Any]] = {}
         with ui.element("div").classes("page"):
-            heading("Jobs", 1).classes("name")
+            with ui.element("div").classes("line"):
+                heading("Jobs", 1).classes("name")
+                if visitor.may("createJob"):
+                    ui.link("New job", "/new").classes("act")
             self._trouble = ErrorLine()
             with ui.element("section").classes("panel tiles figures").props('aria-label="All jobs"'):
                 self._tiles = {key: Figure(title, tip) for key, (title, tip) in TILES.items()}

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from headrace.service.ui.api_client import RequestRefused
 from headrace.service.ui.frame import add_header, visitor_of
 from headrace.service.ui.job_page import JobPage
+from headrace.service.ui.new_job import NewJobPage
 from headrace.service.ui.overview import JobsOverview
 from headrace.service.ui.page_access import ROOT
 from headrace.service.ui.recorder import Recorder
@@ -39,6 +40,12 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
         visitor = visitor_of(api, request)
         add_header(visitor)
         JobsOverview(visitor, recorder)
+
+    @ui.page("/new", title="New job · Headrace")
+    def _new(request: Request) -> None:
+        visitor = visitor_of(api, request)
+        add_header(visitor)
+        NewJobPage(visitor)
 
     @ui.page("/jobs/{name}")
     async def _job(request: Request, name: str, tab: str = "") -> Response | None:

@@ -236,6 +236,21 @@ def test_dead_letters_are_listed_and_fetched_and_nothing_else_is(served):
         assert served.get(f"/v1/jobs/small/deadletters/{name}").status_code == 404
 
 
+def test_a_job_file_is_begun_with_an_example_or_with_events(served):
+    examples = {each["name"]: each for each in served.get("/v1/examples").json()["items"]}
+    assert "[store]" not in examples["clicks"]["toml"] and tomllib.loads(examples["clicks"]["toml"])["name"] == "clicks"
+    events = "".join(f'{{"user": "u{n % 7}", "click": {n % 2}}}\n' for n in range(40)) + "none\n"
+    found = served.post("/v1/specs/infer", {"events": events, "paths": "/data/*.jsonl"}).json()
+    spec = tomllib.loads(found["toml"])
+    assert (found["events"], len(found["bad_lines"]), found["missing"]) == (40, 1, [])
+    assert spec["sources"]["events"]["paths"] == ["/data/*.jsonl"] and "store" not in spec
+    assert [slot["name"] for slot in spec["slots"]] == ["user", "click"]
+    refused = served.post("/v1/specs/infer", {"events": "none"})
+    assert (refused.status_code, "has no event" in refused.json()["detail"]) == (422, True), refused.text
+    for method, path in (("GET", "/v1/examples"), ("POST", "/v1/specs/infer")):
+        assert served.ask(method, path, token=served.tokens[Role.OPERATOR]).status_code == 403
+
+
 def test_the_newest_rejected_events_are_read_as_harmless_text_the_newest_first(served):
     newest, other, bare = served.get("/v1/jobs/small/rejected").json()["items"]
     assert (newest["pass_number"], newest["position"], newest["bytes"]) == (5, 2, 10)

@@ -25,6 +25,7 @@ from headrace.service.ui import (
     job_stream,
     job_tables,
     job_versions,
+    new_job,
     overview,
 )
 from headrace.service.ui.action_catalog import Weight, inputs_of, weight_of
@@ -559,3 +560,30 @@ def test_the_sessions_of_one_token_crowd_out_its_own_alone():
 )
 def test_signing_in_leads_to_a_page_of_ours_alone(asked, place):
     assert place_of(asked) == place
+
+
+JOB = """name = "a"
+[sources.clicks]
+kind = "files"
+[[slots]]
+name = "user"
+[[slots]]
+name = "item"
+hash = 9
+[tables.default]
+dim = 0
+"""
+
+
+def test_an_error_of_a_job_file_stands_at_the_line_of_its_key_or_of_its_section():
+    said = "tables.default.dim: at least 1\nslots.1.hash: too few\nsources.clicks.paths: is missing\nno key: is here"
+    faults = new_job.faults_of(JOB, said)
+    assert [(each.key, each.line) for each in faults] == [
+        ("tables.default.dim", 10),
+        ("slots.1.hash", 8),
+        ("sources.clicks.paths", 2),
+        ("", None),
+    ]
+    assert new_job.faults_of(JOB, "is taken", "body.name")[0] == new_job.Fault("name", "is taken", 1)
+    begin, end = new_job.line_range(JOB, 10)
+    assert JOB[begin:end] == "dim = 0"
