@@ -335,6 +335,16 @@ class RankWaits(Struct, frozen=True, kw_only=True):
     recent_s: float
 
 
+class WorkerUsage(Struct, frozen=True, kw_only=True):
+    """The processor time and memory of a worker, without its pipe commands."""
+
+    machine: str = ""
+    pid: int = 0
+    cores: Annotated[float | None, gauge("headrace_worker_cores", "Cores that a worker used in recent passes")] = None
+    cpu_s: Annotated[float | None, counter("headrace_worker_cpu_seconds", "Processor time since its start")] = None
+    memory_bytes: Annotated[int | None, gauge("headrace_worker_memory_bytes", "Memory that a worker holds")] = None
+
+
 class StragglerStatus(Struct, frozen=True, kw_only=True):
     """The rank that the others waited for longest in recent passes."""
 
@@ -470,7 +480,7 @@ class Status(Struct, frozen=True, kw_only=True):
     late: int | None = None
     """Partitions found since the start that precede one of their stream that was already begun."""
 
-    # Workers
+    # Workers and tables
 
     workers: Counts = {}
     """Running "trainers" and "shards", and "readers" where there are any."""
@@ -493,6 +503,8 @@ class Status(Struct, frozen=True, kw_only=True):
         _link("headrace_link_wait_seconds", "How long a worker waited for a peer", "wait_s"),
     ] = {}
     """By worker and peer: see LinkTraffic."""
+    usage: Annotated[dict[str, WorkerUsage], Entries(("worker",))] = {}
+    """By worker: processor time and memory, at the last close."""
     waits: RankWaits | None = None
     straggler: StragglerStatus | None = None
     staleness_steps: Annotated[
@@ -505,8 +517,6 @@ class Status(Struct, frozen=True, kw_only=True):
     ] = {}
     interface: str | None = None
     """The network interface of the workers, if it is not loopback."""
-
-    # Tables
 
     tables: Annotated[dict[str, TableStatus], Entries(("table",))] = {}
     slots: dict[str, dict[str, Any]] = {}

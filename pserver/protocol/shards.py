@@ -1,9 +1,8 @@
 """The shards as one trainer uses them: a narrow protocol, in this process or in others.
 
 `pserver.server.embedded.EmbeddedShards` holds a single shard itself; `pserver.client.remote.RemoteShards` routes keys
-to shard processes. Both run the same kernels in the same order, so rows are equal bit for bit.
-trainer.features.deduplication finds a batch's unique keys; trainer.features.pooling pools rows, and sums a key's
-gradients within the batch.
+to shard processes. Both run the same kernels in the same order, so rows are equal bit for bit. Unique keys of a batch
+are found in trainer.features.deduplication, rows pooled and gradients of a key summed in trainer.features.pooling.
 
 Shapes: U unique keys of one batch in one table, D floats of a row's weights (first-order weight, then the vector).
 """
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
+from headrace.process_usage import ProcessUsage
 from headrace.pserver.protocol.commit_parts import ShardCommitPart as ShardCommitPart
 from headrace.pserver.protocol.histories import Answers, Questions
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
@@ -127,6 +127,7 @@ class ShardFigures:
     """[r][q]: seconds that pushes of rank r were held until the call of rank q, the last one."""
     apart: Sequence[Mapping[str, int | float]] = ()
     """By rank: pserver.consistency.policy.StepsApart of the last pass."""
+    usage: ProcessUsage = ProcessUsage()
 
 
 class Shards(Protocol):
@@ -170,8 +171,7 @@ class Shards(Protocol):
         ...
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
-        """Rank 0 only, between passes: (U, D) rows of any keys as inference reads them: zeros, or marked, without a
-        row.
+        """Rank 0 only, between passes: (U, D) rows of any keys as inference reads them; without a row zeros, or marked.
 
         Batches prepared meanwhile for the next pass stay prepared.
         """

@@ -20,6 +20,7 @@ import zmq
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Unavailable
+from headrace.process_usage import process_usage
 from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
 from headrace.pserver.protocol import frames, statuses
 from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
@@ -134,7 +135,7 @@ class DataServer:
     def figures(self) -> ShardFigures:
         """From any thread: traffic and waits since the beginning, and how far ranks are apart."""
         links = links_of({f"trainer-{rank}": link for rank, link in enumerate(self.traffic)})
-        return ShardFigures(links, self.waited_s.round(6).tolist(), self._calls.apart())
+        return ShardFigures(links, self.waited_s.round(6).tolist(), self._calls.apart(), process_usage())
 
     def wake(self) -> None:
         """From any thread: look again at what is held."""

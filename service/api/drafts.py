@@ -1,6 +1,6 @@
 """/v1/examples, /v1/specs/infer: job files to begin with, for a job that is to be created.
 
-The work is in service.server.examples and service.planning. The store is left out: the service chooses one.
+The work is in service.spec.examples and service.planning. The store is left out: the service chooses one.
 """
 
 import re
@@ -18,7 +18,7 @@ from headrace.service.api.schemas import RequestBody, ResponseBody
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
-from headrace.service.server.examples import example_jobs
+from headrace.service.spec.examples import example_jobs
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 

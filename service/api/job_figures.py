@@ -109,6 +109,18 @@ class TuningProgress(_PartOfStatus):
     """All settings, the chosen one first; empty before the end."""
 
 
+class UsageOfWorker(_PartOfStatus):
+    """The processor time and memory of a worker at the last close, without its pipe commands."""
+
+    machine: str
+    pid: int
+    cores: Number | None
+    """Cores that it used on average in recent passes."""
+    cpu_s: Number | None
+    """Processor time since its start."""
+    memory_bytes: Number | None
+
+
 class Straggler(_PartOfStatus):
     """The trainer that the others waited for longest in recent passes."""
 
@@ -197,6 +209,8 @@ class JobFigures(ResponseBody):
     links: dict[str, dict[str, dict[str, Number]]]
     """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""
+    usage: dict[str, UsageOfWorker]
+    """By worker, such as "trainer-0" and "shard-1". {} before the first close."""
     straggler: Straggler | None
     """Null if no trainer was waited for much."""
     staleness_steps: dict[str, dict[str, Number]]

@@ -23,7 +23,7 @@ def example(name: Name = None, folder: Folder = None, as_json: Json = False) -> 
 
     Example: headrace example clicks my-job
     """
-    from headrace.service.server.examples import copy_example, examples
+    from headrace.service.spec.examples import copy_example, examples
 
     if name is None:
         known = examples()

@@ -391,6 +391,7 @@ JobStatus = TypedDict(
         "elastic": ElasticTrainers | None,
         "tuning": TuningProgress | None,
         "links": dict[str, dict[str, dict[str, float]]],
+        "usage": dict[str, UsageOfWorker],
         "straggler": Straggler | None,
         "staleness_steps": dict[str, dict[str, float]],
         "overrides": dict[str, Any],
@@ -701,6 +702,17 @@ class TuningTrial(TypedDict):
     """Mean loss of the last half of those, predicted before they were learnt; null: it failed."""
     auc: float | None
     """AUC of the same samples."""
+
+class UsageOfWorker(TypedDict):
+    """The processor time and memory of a worker at the last close, without its pipe commands."""
+
+    machine: str
+    pid: int
+    cores: float | None
+    """Cores that it used on average in recent passes."""
+    cpu_s: float | None
+    """Processor time since its start."""
+    memory_bytes: float | None
 
 Wire = Literal["float32", "bfloat16", "int8"]
 

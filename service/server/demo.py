@@ -42,8 +42,8 @@ from headrace.service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob,
 from headrace.service.monitor.display import REFRESH_PER_S, render
 from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
 from headrace.service.monitor.shows import LINE_EVERY_S
-from headrace.service.server.examples import EXAMPLES
 from headrace.service.server.serve import running_service
+from headrace.service.spec.examples import EXAMPLES
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.launchers import check_launcher
 from headrace.trainer.checkpoint.commits import Commits, order_of

@@ -29,6 +29,7 @@ from headrace.service.ui.job_output import LettersPart, OutputPart
 from headrace.service.ui.job_rows import RowsPart
 from headrace.service.ui.job_stream import StreamPart, TimeSpan
 from headrace.service.ui.job_tables import TablesPart
+from headrace.service.ui.job_workers import WorkersPart
 from headrace.service.ui.overview import job_link
 from headrace.service.ui.page_access import ROOT
 from headrace.service.ui.recorder import Recorder
@@ -214,6 +215,8 @@ class JobPage:
                     return TablesPart(self._visitor, self._name, recorder)
                 case "rows":
                     return RowsPart(self._visitor, self._name, self._actions)
+                case "workers":
+                    return WorkersPart()
                 case "guards":
                     return GuardsPart(self._visitor, self._name)
                 case "versions":

@@ -5,6 +5,7 @@ TABS = {
     NOW: "Learning and stream",
     "tables": "Tables",
     "rows": "Rows",
+    "workers": "Workers",
     "guards": "Guards",
     "versions": "Commits and exports",
     "output": "Logs",

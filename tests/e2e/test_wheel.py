@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 import headrace
-from headrace.service.server.examples import EXAMPLES, examples
+from headrace.service.spec.examples import EXAMPLES, examples
 from tests import wheel as wheels
 from tests.e2e.test_tutorial import LIMIT_S, TUTORIAL, followed
 from tests.kafka.cluster import free_ports

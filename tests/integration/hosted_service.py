@@ -57,6 +57,7 @@ class HostedService:
         """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "headrace.service", "serve", "--config", str(self.folder / "service.toml")]
         environment = dict(os.environ) if self._own_forkserver else warm_environment()
+        environment.pop("PYTEST_CURRENT_TEST", None)  # by which NiceGUI knows a test, and leaves out compression
         with (self.folder / "serve.err").open("a") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         line = self.process.stdout.readline()

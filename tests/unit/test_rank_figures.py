@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.process_usage import ProcessUsage, process_usage
 from headrace.pserver.protocol.shards import ShardFigures
 from headrace.traffic import LinkTraffic, links_of
 from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
@@ -31,6 +32,13 @@ def test_a_link_counts_both_ways_and_shared_memory_apart():
             "wait_s": 0.25,
         }
     }
+
+
+def test_a_process_tells_its_own_time_and_memory():
+    before = process_usage()
+    assert before.machine and before.pid and before.memory_bytes > 1 << 20
+    sum(range(3_000_000))
+    assert process_usage().cpu_s > before.cpu_s
 
 
 @given(arrivals=st.lists(st.integers(0, 1000), min_size=2, max_size=5), took=st.integers(0, 50))
@@ -83,11 +91,16 @@ def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately
         waited_s[0, 1] += 0.5
         at_shards = np.array([[0.0, waited_s[0, 1]], [0.0, 0.0]])
         shards = [ShardFigures({"trainer-0": {"sent_bytes": 3}}, (share * at_shards).tolist()) for share in (0.5, 1.0)]
-        said = figures.closed(Status(), [{"shard-0": {"sent_bytes": 7}}, {}], [{}, {}], waited_s, shards)
+        usage = [ProcessUsage("one", 7 + rank, clock[0] * (1 + rank), 1 << 20) for rank in range(2)]
+        said = figures.closed(Status(), [{"shard-0": {"sent_bytes": 7}}, {}], [{}, {}], waited_s, shards, usage)
     assert said.links == {
         "trainer-0": {"shard-0": {"sent_bytes": 7}, "trainer-1": {"wait_s": waited_s[0, 1]}},
         "shard-0": {"trainer-0": {"sent_bytes": 3}},
         "shard-1": {"trainer-0": {"sent_bytes": 3}},
+    }
+    assert {worker: (each.pid, each.cores) for worker, each in said.usage.items()} == {
+        "trainer-0": (7, 1.0),
+        "trainer-1": (8, 2.0),
     }
     waits = said.waits
     assert waits.last == [[0.0, 1.0], [0.0, 0.0]], "in collectives and, at shards together, once"

@@ -25,6 +25,7 @@ from headrace.service.ui import (
     job_stream,
     job_tables,
     job_versions,
+    job_workers,
     new_job,
     overview,
 )
@@ -560,6 +561,22 @@ def test_the_sessions_of_one_token_crowd_out_its_own_alone():
 )
 def test_signing_in_leads_to_a_page_of_ours_alone(asked, place):
     assert place_of(asked) == place
+
+
+def test_a_worker_is_told_with_its_waits_and_those_for_it():
+    links = {
+        "trainer-0": {"shard-0": {"sent_bytes": 10, "received_bytes": 1, "shared_sent_bytes": 5, "wait_s": 2.0}},
+        "trainer-1": {"trainer-0": {"wait_s": 0.5}},
+    }
+    usage = {"trainer-0": {"machine": "one", "pid": 7, "cores": 0.5, "cpu_s": 9.0, "memory_bytes": 1 << 20}}
+    rows = job_workers.worker_rows({"links": links, "usage": usage, "straggler": {"rank": 0}})
+    cells = {name: [cell.text for cell in cells] for name, cells in rows}
+    assert list(cells) == ["shard-0", "trainer-0", "trainer-1"]
+    assert cells["trainer-0"] == [
+        *("trainer-0", "trainer", "one", "7", "0.50", "9.0 s", "1.0 MiB", "2.0 s", "0.5 s", "15 B", "1 B"),
+        "the others wait for it",
+    ]
+    assert cells["shard-0"][8] == "2.0 s" and cells["trainer-1"][2] == "–"
 
 
 JOB = """name = "a"

@@ -309,7 +309,8 @@ class RankZeroCloses(CloseDuties):
                 late=self._planner.num_late,
             )
         links, spent_s = [each.links for each in self._tallies], [each.spent_s for each in self._tallies]
-        return self._figures.closed(shown, links, spent_s, waited_s, self._counts.figures)
+        usage = [each.usage for each in self._tallies]
+        return self._figures.closed(shown, links, spent_s, waited_s, self._counts.figures, usage)
 
     def _table_status(self, name: str, stats: TableStats) -> TableStatus:
         """Slots that share rows have the same number of them."""

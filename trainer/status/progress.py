@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from headrace.process_usage import ProcessUsage
 from headrace.traffic import Links
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.pass_plan import PassPlan
@@ -68,6 +69,7 @@ class RankTally:
     """Seconds by part of the loop's work."""
     pass_s: float = 0.0
     """Seconds that the pass took."""
+    usage: ProcessUsage = ProcessUsage()
 
 
 UNMATCHED = "click without an impression"

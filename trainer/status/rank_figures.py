@@ -16,9 +16,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from headrace.process_usage import ProcessUsage
 from headrace.pserver.protocol.shards import ShardFigures
 from headrace.traffic import Links
-from headrace.trainer.job_status import RankWaits, Status, StragglerStatus
+from headrace.trainer.job_status import RankWaits, Status, StragglerStatus, WorkerUsage
 from headrace.trainer.status.time_spent import LoopPart
 
 LEAST_SHARE = 0.05
@@ -43,6 +44,8 @@ class WaitTotals(NamedTuple):
     """(W, W) [r, q]: rank r waited for rank q."""
     spent_s: Sequence[Mapping[str, float]]
     """By rank: seconds by part."""
+    cpu_s: Mapping[str, float] = {}
+    """By worker: processor time since the start of its process."""
 
 
 def straggler(first: WaitTotals, now: WaitTotals, num_passes: int) -> StragglerStatus | None:
@@ -99,13 +102,17 @@ class RankFigures:
         spent_s: Sequence[Mapping[str, float]],
         in_collectives_s: F64,
         shards: Sequence[ShardFigures],
+        usage: Sequence[ProcessUsage] = (),
     ) -> Status:
-        """The status with these figures after a close. `links` and `spent_s`: of each rank."""
+        """The status with these figures after a close. `links`, `spent_s` and `usage`: of each rank."""
         found = {f"trainer-{rank}": _with_waits(each, in_collectives_s[rank]) for rank, each in enumerate(links)}
         found |= {f"shard-{number}": dict(each.links) for number, each in enumerate(shards)}
         at_shards_s = [np.array(each.waited_s) for each in shards if len(each.waited_s)]
         waited_s = in_collectives_s + (np.max(at_shards_s, axis=0) if at_shards_s else 0.0)
-        now = WaitTotals(self._clock(), waited_s, spent_s)
+        used = {f"trainer-{rank}": each for rank, each in enumerate(usage)}
+        used |= {f"shard-{number}": each.usage for number, each in enumerate(shards)}
+        used = {worker: each for worker, each in used.items() if each.machine}
+        now = WaitTotals(self._clock(), waited_s, spent_s, {worker: each.cpu_s for worker, each in used.items()})
         before, first, recent = self._moments[-1], self._moments[0], len(self._moments)
         self._moments.append(now)
         return replace(
@@ -118,6 +125,7 @@ class RankFigures:
                 recent_s=round(now.at_s - first.at_s, 3),
             ),
             straggler=straggler(first, now, recent),
+            usage={worker: _usage(worker, each, first, now) for worker, each in used.items()},
             staleness_steps=_apart([each.apart for each in shards if each.apart]),
         )
 
@@ -126,6 +134,15 @@ def _with_waits(links: Links, waited_s: NDArray[np.float64]) -> dict[str, Any]:
     """The traffic of a trainer by peer; `waited_s` for each other trainer, which its own counters do not know."""
     waits = {f"trainer-{rank}": round(float(seconds), 6) for rank, seconds in enumerate(waited_s) if seconds}
     return {**links, **{peer: {**links.get(peer, {}), "wait_s": seconds} for peer, seconds in waits.items()}}
+
+
+def _usage(worker: str, used: ProcessUsage, first: WaitTotals, now: WaitTotals) -> WorkerUsage:
+    """The usage of a worker, with the cores that it used on average in recent passes."""
+    length_s, before_s = now.at_s - first.at_s, first.cpu_s.get(worker)
+    cores = None if before_s is None or length_s <= 0 else round(max(0.0, used.cpu_s - before_s) / length_s, 3)
+    return WorkerUsage(
+        machine=used.machine, pid=used.pid, cores=cores, cpu_s=used.cpu_s, memory_bytes=used.memory_bytes
+    )
 
 
 def _apart(shards: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:

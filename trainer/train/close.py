@@ -14,6 +14,7 @@ from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint, failpoint
+from headrace.process_usage import process_usage
 from headrace.pserver.rows.digest import add
 from headrace.trainer.collectives.ranks import gather_messages, on_rank_0
 from headrace.trainer.dense.strategy import DenseStrategy
@@ -117,6 +118,7 @@ class PassCloser:
             links={**self._ranks.links(), **self._shards.links(), **self._readers_links()},
             spent_s=self._progress.spent.seconds(),
             pass_s=self._progress.step.pass_s,
+            usage=process_usage(),
         )
 
     def _agree(self, plan: PassPlan, mine: RankTally) -> AgreedPass:
