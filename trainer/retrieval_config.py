@@ -55,20 +55,22 @@ def check_retrieval(section: RetrievalSection | None, model: str | None, setting
         )
 
 
-def describe_retrieval(
-    section: RetrievalSection | None, settings: Mapping[str, Any], folder: Path
-) -> dict[str, Any] | None:
-    """The part of model.json by which replicas retrieve items. `folder`: the spec's."""
+def describe_retrieval(section: RetrievalSection | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The part of model.json by which replicas and exports retrieve items. It names no file of the job's machine."""
     if section is None:
         return None
     return {
         "slot": section.items.slot,
         "item_slots": item_slots_of(settings),
-        "files": [str(folder / each) for each in section.items.files],
         "unseen": section.items.unseen,
         "user_vector": "user_vector",
         "item_vector": "item_vector",
     }
+
+
+def catalogue_files(section: RetrievalSection | None, folder: Path) -> tuple[str, ...]:
+    """The files of the catalogue on the job's machine, or globs of them. `folder`: the spec's."""
+    return () if section is None else tuple(str(folder / each) for each in section.items.files)
 
 
 def item_slots_of(settings: Mapping[str, Any]) -> list[str]:

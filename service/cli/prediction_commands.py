@@ -328,7 +328,7 @@ def _run(job: "LoadedJob", raw: dict[str, Any]) -> dict[str, Any]:
     from headrace.trainer.predict.prediction_plan import with_absolute_paths
 
     request = with_absolute_paths(validate(PredictionRequest, raw), Path.cwd())
-    with work_progress("predicting") as progress, _cancelled_by_signal() as cancelled, _as_option():
+    with work_progress("predicting") as progress, cancelled_by_signal() as cancelled, _as_option():
         return predict(job, request, progress, cancelled, on_line=_print_line)
 
 
@@ -346,7 +346,7 @@ def _as_option() -> Iterator[None]:
 
 
 @contextmanager
-def _cancelled_by_signal() -> Iterator[threading.Event]:
+def cancelled_by_signal() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set."""
     cancelled = threading.Event()
     with on_stop_signal(cancelled.set):

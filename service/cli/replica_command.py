@@ -17,6 +17,9 @@ Exports = Annotated[
         help="Follow a stream of exports: the folder of current.json. With a live feed: while too slow for it.",
     ),
 ]
+Feed = Annotated[
+    str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")
+]
 FeedToken = Annotated[
     Path | None,
     typer.Option(
@@ -26,6 +29,12 @@ FeedToken = Annotated[
 Items = Annotated[
     list[str] | None,
     typer.Option(metavar="FILES", help="Catalogue of items to retrieve, if not where the job file says; repeatable."),
+]
+Ranker = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR|URI", help="A job whose model ranks retrieved items: its store here, or its exports; repeatable."
+    ),
 ]
 Join = Annotated[
     str | None,
@@ -40,9 +49,7 @@ GrpcListen = Annotated[
 @app.command(rich_help_panel=Panel.SERVE)
 def replica(
     exports: Exports = None,
-    feed: Annotated[
-        str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")
-    ] = None,
+    feed: Feed = None,
     store: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store on this machine."),
@@ -67,6 +74,7 @@ def replica(
         Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
     ] = None,
     items: Items = None,
+    ranker: Ranker = None,
     keep: Annotated[int, typer.Option(min=0, metavar="N", help="Most older versions to keep for a rollback.")] = 100,
     keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory for them.")] = "1GiB",
     max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Most samples of one request.")] = 4096,
@@ -99,6 +107,7 @@ def replica(
         "feed_token_file": feed_token_file,
         "address_file": address_file,
         "items": tuple(items or ()),
+        "rankers": tuple(ranker or ()),
         "keep_versions": keep,
         "keep_memory": keep_memory,
         "max_batch": max_batch,

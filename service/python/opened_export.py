@@ -16,14 +16,16 @@ import pyarrow as pa
 
 from headrace.errors import SpecError
 from headrace.extras import require
+from headrace.service.python.exported_items import ExportedItems
 from headrace.service.python.inference_columns import Columns, Event, predictions_of, request_of, table_of
 from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
+from headrace.trainer.exports.item_file import index_in
 from headrace.trainer.exports.reader import chain_of, open_export, open_folder, parent_of, state_at
 from headrace.trainer.exports.row_chunks import RowChunk, concatenate
 from headrace.trainer.replica.export_updates import CurrentExport, read
 from headrace.trainer.replica.inference_messages import RequestReader, checked_outputs
 from headrace.trainer.replica.replica_state import ReplicaState
-from headrace.trainer.replica.serving_model import InferenceInputs
+from headrace.trainer.serving.slot_layout import InferenceInputs
 from headrace.validation import no_such
 
 MAX_BATCH = 4096
@@ -157,6 +159,13 @@ class Export:
             raise SpecError("the events have no sample")
         whole = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
         return predictions_of(whole, str(self.version))
+
+    def index(self) -> ExportedItems:
+        """The items of a job with `[retrieval]`, with their vectors by this version, to be searched.
+
+        Raises ExportUnusable where the export has none.
+        """
+        return ExportedItems(index_in(self._newest.check()), self.version)
 
     def apply(self, delta: str | Path) -> None:
         """Go on to the version of a delta that builds on this one. Raises ExportUnusable, and then changes nothing."""

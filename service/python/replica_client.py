@@ -31,6 +31,8 @@ class RetrievedItems:
     """The version that answered."""
     cursor: tuple[str | None, ...]
     """By user, for the next page; None after the last one."""
+    ranker_version: str | None = None
+    """The version of the ranking model, if one scored the items."""
 
 
 class Replica:
@@ -117,15 +119,21 @@ class Replica:
         excluded: Sequence[str | int] = (),
         equal: Mapping[str, Any] | None = None,
         range: Mapping[str, Mapping[str, Any]] | None = None,
+        rank_by: str | None = None,
+        rank_output: str | None = None,
+        candidates: int | None = None,
         cursor: Sequence[str | None] | None = None,
     ) -> RetrievedItems:
         """The best items for users, of a job with `[retrieval]`.
 
         `users`: each user's slots, a value or a list of them; or raw `events`, as in `predict`. `allowed`, `excluded`:
         ids of items. `equal`: by field of the catalogue, a value or several; `range`: {"min": .., "max": ..} by field.
-        `cursor`: that of the page before, by user. Raises SpecError, Refused, Unavailable.
+        `rank_by`: a ranking model of the replica, which scores `candidates` retrieved items (default: k) by its
+        `rank_output` (default: its first task). `cursor`: that of the page before, by user.
+        Raises SpecError, Refused, Unavailable.
         """
         given = {"users": users, "events": events, "event_time": event_time, "cursor": cursor}
+        given |= {"rank_by": rank_by, "rank_output": rank_output, "candidates": candidates}
         conditions = {"allowed": allowed, "excluded": excluded or None, "equal": equal, "range": range}
         request: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         request |= {"k": k, "filter": {name: value for name, value in conditions.items() if value is not None}}
@@ -164,7 +172,9 @@ def _retrieved(answer: Any) -> RetrievedItems:
         "item": pa.array(ids, pa.string() if is_text else pa.uint64()),
         "score": pa.array([score for each in found for score in each["scores"]], pa.float32()),
     }
-    return RetrievedItems(pa.table(columns), str(answer["model_version"]), tuple(each["cursor"] for each in found))
+    ranked, cursors = answer.get("ranked_by"), tuple(each["cursor"] for each in found)
+    ranker = None if ranked is None else str(ranked["model_version"])
+    return RetrievedItems(pa.table(columns), str(answer["model_version"]), cursors, ranker)
 
 
 def _predictions(answer: httpx.Response) -> pa.Table:

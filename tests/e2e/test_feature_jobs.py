@@ -20,8 +20,9 @@ from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.service.spec.job import load_job
+from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
-from headrace.trainer.replica.serving_model import DenseGraph, ServingModel
+from headrace.trainer.replica.serving_model import ServingModel
 from tests.e2e.test_examples import EXAMPLES, headrace
 
 SPEC = """

@@ -15,7 +15,7 @@ from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection, TaskSection
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
-from headrace.trainer.retrieval_config import RetrievalSection, describe_retrieval
+from headrace.trainer.retrieval_config import RetrievalSection, catalogue_files, describe_retrieval
 from tests.fakes.exports import key
 
 SCHEMA = Schema.of(
@@ -81,7 +81,8 @@ class TowersJob:
         self.write()
         items = {"slot": "item", "files": ["items.jsonl"], "unseen": unseen}
         section = RetrievalSection.model_validate({"items": items})
-        told = describe_retrieval(section, {"item": ["item", "kind", "price"]}, folder)
+        told = describe_retrieval(section, {"item": ["item", "kind", "price"]})
+        self.files = catalogue_files(section, folder)
         tasks = (TaskSection(name="ctr", label="click"),)
         self.model = describe(SCHEMA, TABLES, tasks, ExportSection(), retrieval=told)
         self.onnx = template()
@@ -113,7 +114,7 @@ class TowersJob:
         return ReplicaUpdate(
             job=self.name, timeline="t1", version=version, whole=whole,
             tables={"default": TableUpdate([chunk], gone_U)}, dense=dict(self.dense), event_time_s=None,
-            model=self.model if whole else None, onnx=self.onnx if whole else None,
+            items=self.files, model=self.model if whole else None, onnx=self.onnx if whole else None,
         )  # fmt: skip
 
     def whole(self, version: int) -> ReplicaUpdate:
@@ -123,7 +124,7 @@ class TowersJob:
         return ReplicaUpdate(
             job=self.name, timeline="t1", version=version, whole=True,
             tables={"default": TableUpdate([chunk], np.empty(0, np.uint64))}, dense=dict(self.dense),
-            event_time_s=None, model=self.model, onnx=self.onnx,
+            event_time_s=None, items=self.files, model=self.model, onnx=self.onnx,
         )  # fmt: skip
 
     def best(self, user: int, open_of=lambda _: True) -> list[tuple[str, float]]:

@@ -4,11 +4,18 @@ import json
 import signal
 import time
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from headrace import Export
 from headrace.deadline import Deadline
+from headrace.errors import BadInput
+from headrace.service.predict.retrieval import retrieve
+from headrace.service.spec.job import load_job
+from headrace.trainer.predict.batch_retrieval import BatchRetrieval
 from tests.integration.followed_job import FollowedJob, by_count, closes
-from tests.integration.stream_job import SPEC
+from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.integration.test_replica import EXPORTS, start  # noqa: F401  # a fixture
 from tests.jobs import changed
 
@@ -77,5 +84,44 @@ def test_replicas_retrieve_the_items_of_a_running_job(tmp_path, start):  # noqa:
         version, older = retrieved(exported)
         assert version == str(current["version"])
         assert older["items"] and set(older["items"]) <= set(newest["items"])
+        (tmp_path / "items.jsonl").unlink()
+        export = Export.open(folder)
+        assert str(tmp_path) not in json.dumps(export.model()), "it is read on other machines"
+        items = export.index()
+        user = export.predict({**{name: [value] for name, value in USER.items()}, "b": [[]]}, outputs=["user_vector"])
+        found = items.search(user["user_vector"].to_pylist(), 1000)
+        assert {*found["item"].to_pylist()} == {*older["items"]}
+        assert np.allclose(found["score"].to_numpy(), older["scores"], rtol=1e-4, atol=1e-6)
     finally:
         job.kill()
+
+
+@pytest.mark.long
+def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path):
+    write_items(tmp_path, [*ITEMS, NEW])
+    spec = write_job(tmp_path, 1, 300, TOWERS)
+    ran = headrace(spec, "exports={serving={}}")
+    assert ran.code == 0, ran.output
+    exports, users = tmp_path / "store" / "exports" / "serving" / "small", tmp_path / "users.jsonl"
+    items, export = Export.open(exports).index(), Export.open(exports)
+    assert str(tmp_path) not in json.dumps(export.model()), "it is read on other machines"
+    user = export.predict({**{name: [value] for name, value in USER.items()}, "b": [[]]}, outputs=["user_vector"])
+    wanted = items.search(user["user_vector"].to_pylist(), 1000)
+    users.write_text("".join(json.dumps({**USER, "a": sign}) + "\n" for sign in [*range(600), 3]))
+
+    def run(output, version="live", **more):
+        asked = {"users": (str(users),), "output": str(tmp_path / output), "version": version, "k": 1000, **more}
+        return retrieve(load_job(spec), BatchRetrieval(**asked), lambda *_: None, lambda: None)
+
+    one = run("by-export", str(exports), segment_users=250)
+    assert one["users"] == 601 and len(one["parts"]) == 3 and (tmp_path / "by-export" / "_SUCCESS").exists()
+    table = pq.read_table(tmp_path / "by-export")
+    assert table["offset"].to_pylist() == list(range(601))
+    assert {*table["items"][600].as_py()} == {*wanted["item"].to_pylist()}
+    assert np.allclose(table["scores"][3].as_py(), wanted["score"].to_numpy(), rtol=1e-4, atol=1e-6)
+    other = run("by-commit", segment_users=250, threads=3)
+    hashes = lambda each: [part["sha256"] for part in each["parts"].values()]  # noqa: E731
+    assert hashes(other) == hashes(one) and run("by-commit", segment_users=250) == other
+    users.write_text('{"a": 1, "history": [], "d": [0.5, 1.0]}\n{"a": 1, "history": []}\n')
+    with pytest.raises(BadInput, match=r"users\.jsonl, line 2: has no 'd'"):
+        run("refused")

@@ -14,10 +14,9 @@ from torch import nn
 
 from headrace.errors import BadInput
 from headrace.trainer.config import ModelSection, TaskSection
-from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
+from headrace.trainer.exports.onnx_model import DenseGraph, OnnxModel, with_weights
 from headrace.trainer.models.contract import Shape, SlotShape
 from headrace.trainer.models.registry import load_model
-from headrace.trainer.replica.serving_model import DenseGraph
 from headrace.trainer.train.tracing import (
     FrozenModel,
     ServedModel,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trainer.replica.item_search_kernels import LANES, in_blocks, search, search_reference
+from headrace.trainer.serving.item_search_kernels import LANES, in_blocks, search, search_reference
 
 
 def found(vectors_IV, open_I, user_BV, most, after=None):

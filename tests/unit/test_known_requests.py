@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from headrace.http import http_server
 from headrace.http.listening import listen
+from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica import http_api
 from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader, attach_raw
 from headrace.trainer.replica.known_requests import MAX_LAYOUTS, KnownRequests
 from headrace.trainer.replica.replica_state import MAX_BOUND, MAX_BOUND_SAMPLES
-from headrace.trainer.replica.serving_model import DenseGraph, ServingModel
+from headrace.trainer.replica.serving_model import ServingModel
 from tests.fakes.served import asked, model_json, template
 from tests.unit.test_replica_server import INFER, ONE, Served
 

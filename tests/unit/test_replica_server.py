@@ -17,6 +17,7 @@ from starlette.routing import compile_path
 
 from headrace.config import validate
 from headrace.errors import SpecError
+from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica import access, inference_handler, inference_messages
 from headrace.trainer.replica.access import RequestGate
 from headrace.trainer.replica.config import ReplicaConfig
@@ -24,7 +25,7 @@ from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
-from headrace.trainer.replica.serving_model import DenseGraph, Memories, MemoryMissing, ServingModel, filled
+from headrace.trainer.replica.serving_model import Memories, MemoryMissing, ServingModel, filled
 from tests.fakes.served import Job, asked
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from headrace.keys import key_of_reference
 from headrace.pserver.rows.kernels import EMPTY, enter
-from headrace.trainer.replica import pooling_kernels
-from headrace.trainer.replica.pooling_kernels import MEAN, SEQUENCE, SQRTN, SUM
 from headrace.trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused, VersionNotKept
 from headrace.trainer.replica.replica_table import ReplicaTable
 from headrace.trainer.replica.serving_model import golden_inputs
 from headrace.trainer.replica.updates import ReplicaRows, TableUpdate
+from headrace.trainer.serving import pooling_kernels
+from headrace.trainer.serving.pooling_kernels import MEAN, SEQUENCE, SQRTN, SUM
 from tests.fakes.served import Job, model_json
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import numpy as np
@@ -11,16 +12,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
+from headrace.service.python.exported_items import ExportedItems
 from headrace.service.python.replica_client import Replica
-from headrace.trainer.replica import item_catalogue
+from headrace.trainer.exports.destination import ExportFolder, folder_destination
+from headrace.trainer.exports.item_file import index_in, write_items
+from headrace.trainer.exports.materialize import _file
+from headrace.trainer.exports.reader import MODEL, ReadableExport
+from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
-from headrace.trainer.replica.item_index import ItemIndexer
+from headrace.trainer.replica.item_indexer import ItemIndexer
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState, UpdateRefused
 from headrace.trainer.retrieval_config import RetrievalSection, check_retrieval
-from tests.fakes.served_towers import TowersJob
+from headrace.trainer.serving import item_catalogue
+from tests.fakes.exports import key
+from tests.fakes.served_towers import GROUPS, TowersJob
 from tests.unit.test_replica_server import QUIET, Served
 
 RETRIEVE = "/v2/models/small/retrieve"
@@ -29,13 +38,13 @@ RETRIEVE = "/v2/models/small/retrieve"
 class ServedTowers(Served):
     """A replica of a job with two towers, without a process."""
 
-    def __init__(self, folder, num_items=40, **more):
+    def __init__(self, folder, num_items=40, rankers=(), **more):
         super().__init__(folder)
         self.job, self.indexer = TowersJob(folder, num_items, **more), ItemIndexer()
         self.state = ReplicaState(5, 1 << 30, self.indexer)
         self.figures = ReplicaMetrics(self.state)
         self.answering = InferenceHandler(self.state, self.figures, self.config.max_batch, self.config.max_body)
-        self.app = gated(self.state, QUIET, self.figures, self.config, self.answering)
+        self.app = gated(self.state, QUIET, self.figures, self.config, self.answering, rankers)
 
     def learn(self, version, **more):
         self.state.apply(self.job.update(version, whole=self.state.served is None, **more))
@@ -119,9 +128,9 @@ def test_the_index_of_a_followed_version_equals_one_from_scratch(tmp_path):
         served.learn(version, gone=("i5",) if version == 4 else ())
     scratch = ReplicaState(5, 1 << 30, ItemIndexer())
     scratch.apply(served.job.whole(5))
-    assert served.state.index.vectors_GVL.tobytes() == scratch.index.vectors_GVL.tobytes()
-    assert served.state.index.there_I.tolist() == scratch.index.there_I.tolist()
-    assert served.state.index.num_items == 5999, "i5 is gone"
+    assert served.state.items.index.vectors_GVL.tobytes() == scratch.items.index.vectors_GVL.tobytes()
+    assert served.state.items.index.there_I.tolist() == scratch.items.index.there_I.tolist()
+    assert served.state.items.index.num_items == 5999, "i5 is gone"
 
 
 def test_a_forgotten_item_is_gone_with_its_version_and_a_new_one_is_there(served):
@@ -129,7 +138,7 @@ def test_a_forgotten_item_is_gone_with_its_version_and_a_new_one_is_there(served
     served.learn(2, gone=("i7",))
     assert "i7" not in ids(served.retrieve(users=[{"user": 3}], k=100))
     place = [each["item"] for each in served.job.items].index("i7")
-    assert not served.state.index.vectors_GVL[0, :, place].any(), "nor is its vector"
+    assert not served.state.items.index.vectors_GVL[0, :, place].any(), "nor is its vector"
     served.learn(3)  # somebody sees it again
     served.state.apply(replace(served.job.whole(4), whole=True))
     assert ids(served.retrieve(users=[{"user": 3}], k=100)) == [name for name, _ in served.job.best(3)]
@@ -151,9 +160,9 @@ def test_a_rollback_answers_with_the_items_of_its_version(served):
 
 def test_a_changed_catalogue_is_searched_without_a_new_version(served):
     served.look()
-    kept = served.state.index
+    kept = served.state.items
     served.look()
-    assert served.state.index is kept, "nothing changed"
+    assert served.state.items is kept, "nothing changed"
     del served.job.items[3:]
     served.job.items[0]["year"] = 1999
     served.job.write()
@@ -193,7 +202,7 @@ def test_a_bad_catalogue_is_refused_and_the_one_before_is_searched(served, what)
     assert why in served.ask("GET", "/v2/models/small").json()["parameters"]["items_trouble"]
     fresh = ReplicaState(5, 1 << 30, ItemIndexer())
     fresh.apply(served.job.whole(1))
-    assert fresh.index is None and why in fresh.index_trouble, "it predicts, and retrieves nothing"
+    assert fresh.items is None and why in fresh.index_trouble, "it predicts, and retrieves nothing"
     served.job.items = good
     served.learn(2)
     assert served.retrieve(users=[{"user": 3}])["model_version"] == "2", "nor does it hold back a version"
@@ -216,13 +225,13 @@ def test_a_rollback_to_a_version_without_vectors_changes_nothing(tmp_path):
         served.state.apply(replace(update, dense={**update.dense, "i": np.full_like(update.dense["i"], 3e38)}))
         served.learn(2).learn(3, gone=("i7",))
         before = served.retrieve(users=[{"user": 3}], k=40)
-        with pytest.raises(BadInput, match="not finite"):
-            served.state.go_to(1)
+        refused = served.ask("POST", "/v2/models/small/rollback", {"version": 1})
+    assert refused.status_code == 409 and "version 1 cannot be served" in refused.json()["error"]
     assert served.retrieve(users=[{"user": 3}], k=40) == before
     served.learn(4)
     scratch = ReplicaState(5, 1 << 30, ItemIndexer())
     scratch.apply(served.job.whole(4))
-    assert served.state.index.vectors_GVL.tobytes() == scratch.index.vectors_GVL.tobytes()
+    assert served.state.items.index.vectors_GVL.tobytes() == scratch.items.index.vectors_GVL.tobytes()
 
 
 def test_texts_that_are_not_utf_8_are_refused(served):
@@ -251,7 +260,7 @@ def test_a_file_that_changes_without_a_later_time_is_read_again(served):
 def test_lines_may_begin_after_empty_ones(served):
     served.job.catalogue.write_bytes(b"\n \n" + served.job.catalogue.read_bytes())
     served.look()
-    assert served.state.index_trouble == "" and served.state.index.num_items == 40
+    assert served.state.index_trouble == "" and served.state.items.index.num_items == 40
 
 
 def test_whole_numbers_that_no_float_has_are_compared(served):
@@ -293,7 +302,7 @@ def test_a_catalogue_may_be_parquet(served, tmp_path):
     pq.write_table(table, tmp_path / "items.parquet")
     other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
     other.apply(served.job.whole(1))
-    assert other.index.vectors_GVL.tobytes() == served.state.index.vectors_GVL.tobytes()
+    assert other.items.index.vectors_GVL.tobytes() == served.state.items.index.vectors_GVL.tobytes()
 
 
 def test_the_uncompressed_size_of_parquet_counts(served, tmp_path, monkeypatch):
@@ -303,7 +312,7 @@ def test_the_uncompressed_size_of_parquet_counts(served, tmp_path, monkeypatch):
     monkeypatch.setattr(item_catalogue, "MAX_BYTES", 10_000)
     other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
     other.apply(served.job.whole(1))
-    assert other.index is None and "more than 10,000 bytes" in other.index_trouble
+    assert other.items is None and "more than 10,000 bytes" in other.index_trouble
 
 
 def test_vectors_that_are_not_finite_refuse_the_version(served):
@@ -362,6 +371,58 @@ def test_figures_tell_the_items_and_their_cost(served):
     assert json.loads(served.ask("GET", "/openapi.json").content)["paths"][RETRIEVE.replace("small", "{name}")]
 
 
+@pytest.fixture
+def ranked(tmp_path):
+    """A replica with a ranking model, whose job has the same catalogue, and that job."""
+    (tmp_path / "ranker").mkdir()
+    job, state = TowersJob(tmp_path / "ranker"), ReplicaState(5, 1 << 30)
+    job.name = "ranker"
+    state.apply(job.update(7, whole=True))
+    update = job.update(8)
+    job.dense = {name: values / np.float32(16) for name, values in update.dense.items()}  # no probability is 1
+    state.apply(replace(update, dense=job.dense))
+    (tmp_path / "towers").mkdir()
+    return ServedTowers(tmp_path / "towers", rankers=[CandidateRanker(state)]).learn(1), job
+
+
+def test_candidates_come_in_the_order_of_the_ranking_model(ranked):
+    served, job = ranked
+    answer = served.retrieve(users=[{"user": 3}, {"user": 1}], k=5, rank_by="ranker", candidates=12)
+    assert (answer["model_version"], answer["ranked_by"]) == ("1", {"model_name": "ranker", "model_version": "8"})
+    for at, user in enumerate((3, 1)):
+        candidates = [name for name, _ in served.job.best(user)[:12]]
+        wanted = [(name, score) for name, score in job.best(user) if name in candidates][:5]
+        assert ids(answer, at) == [name for name, _ in wanted]
+        scores = [1 / (1 + math.exp(-score)) for _, score in wanted]
+        assert np.allclose(answer["results"][at]["scores"], scores, rtol=1e-4)
+    plain = served.retrieve(users=[{"user": 3}], k=5)
+    assert plain["ranked_by"] is None and ids(plain) == [name for name, _ in served.job.best(3)[:5]]
+    metadata = json.loads(served.ask("GET", "/v2/models/small").content)
+    assert metadata["parameters"]["rankers"] == {"ranker": "8"}
+
+
+NOT_RANKED = {
+    "another name": ({"rank_by": "rankr"}, "there is no ranking model 'rankr'; did you mean 'ranker'"),
+    "no such output": ({"rank_by": "ranker", "rank_output": "cvr"}, "there is no output 'cvr'"),
+    "pages": ({"rank_by": "ranker", "cursor": [None]}, 'without "cursor"'),
+    "candidates alone": ({"candidates": 9}, 'go with "rank_by"'),
+    "too many": ({"rank_by": "ranker", "users": [{"user": 1}] * 9, "candidates": 1000}, "at most 8,192"),
+    "a slot of no model": ({"rank_by": "ranker", "users": [{"user": 1, "uzer": 2}]}, "'uzer' is no slot"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_RANKED)
+def test_what_cannot_be_ranked_is_refused_with_the_reason(ranked, what):
+    asked, why = NOT_RANKED[what]
+    assert why in ranked[0].refused(**{"users": [{"user": 3}], **asked})
+
+
+def test_a_replica_whose_ranking_model_has_no_version_yet_says_so(tmp_path):
+    served = ServedTowers(tmp_path, rankers=[CandidateRanker(ReplicaState(5, 1 << 30))]).learn(1)
+    assert "no version of 'ranker' is loaded yet" in served.refused(503, users=[{"user": 3}], rank_by="ranker")
+    assert ids(served.retrieve(users=[{"user": 3}], k=1)), "retrieval alone goes on"
+
+
 def section(slot="item"):
     return RetrievalSection.model_validate({"items": {"slot": slot, "files": ["items.jsonl"]}})
 
@@ -399,3 +460,44 @@ class Passed(httpx.BaseTransport):
         content = request.read()
         answer = self._served.ask(request.method, request.url.path, content=content)
         return httpx.Response(answer.status_code, content=answer.content)
+
+
+def rows_of(job):
+    """Finds the rows of a job, as an exporter does."""
+
+    def find(_table, keys_U):
+        known = {key(*row, GROUPS): values for row, values in job.rows.items()}
+        found_U = np.array([int(each) in known for each in keys_U], np.bool_)
+        rows = [known.get(int(each), np.zeros(5, np.float32)) for each in keys_U]
+        return found_U, np.array(rows, np.float32).reshape(-1, 5)
+
+    return find
+
+
+def test_an_export_holds_the_items_that_a_replica_finds(tmp_path):
+    served = ServedTowers(tmp_path, 6000).learn(1).learn(2, gone=("i5",))
+    job, place, files = served.job, folder_destination(tmp_path / "out"), {}
+    told = write_items(
+        job.files, job.model, job.onnx, job.dense, rows_of(job), partial(_file, place, files), Deadline.after(60)
+    )
+    assert told == {"ok": True, "why": "", "items": 6000, "found": 5999, "dim": 3}
+    place.put(MODEL, json.dumps(job.model).encode())
+    manifest = {"name": "0000000002-base", "kind": "base", "version": 2, "tables": {}, "files": files}
+    items = ExportedItems(index_in(ReadableExport(ExportFolder(str(tmp_path / "out"), tmp_path), manifest)), 2)
+    users, asked = np.array([[1, 2, 3], [0, -1, 0.5]], np.float32), {"kind": ["news"]}
+    assert items.vectors().tobytes() == np.ascontiguousarray(served.state.items.index.vectors_IV).tobytes()
+    found = items.search(users, 7, equal=asked, excluded=["i3"])
+    assert found["user"].to_pylist() == [0] * 7 + [1] * 7 and "i3" not in found["item"].to_pylist()
+    wanted = [each["item"] for each in job.items if each["kind"] == ["news"] and each["item"] not in ("i3", "i5")]
+    scores = items.vectors()[[int(name[1:]) for name in wanted]] @ users[0]
+    best = [wanted[at] for at in np.argsort(-scores, kind="stable")[:7]]
+    assert found["item"].to_pylist()[:7] == best
+    with pytest.raises(SpecError, match="the shape \\[1, 2\\]; \\(users, 3\\) is needed"):
+        items.search([[1, 2]])
+    with pytest.raises(BadInput, match="items have no field 'colour'"):
+        items.search(users, equal={"colour": 1})
+    job.catalogue.write_text("")
+    nothing = write_items(
+        job.files, job.model, job.onnx, job.dense, rows_of(job), partial(_file, place, files), Deadline.after(9)
+    )
+    assert not nothing["ok"] and "no item" in nothing["why"]

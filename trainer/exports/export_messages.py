@@ -92,6 +92,8 @@ class ExportRequest(Section):
     """Whether all tables of the job are exported."""
     folder: Path = Path()
     """Folder of the job file: the command after an export runs there."""
+    catalogue: tuple[str, ...] = ()
+    """Files of the catalogue of items whose vectors the export holds, or globs."""
     facts: dict[str, Any] = {}
     """Copied into the manifest: positions, event_time, day, metrics, fingerprint, and what holds the export back."""
     point: tuple[str, ...] = ()
@@ -169,6 +171,8 @@ class ExportSettings:
     """The slots because of which no export is promoted now, in words."""
     other_slots: bool = False
     """Whether the restored commit was made with other slots."""
+    catalogue: tuple[str, ...] = ()
+    """Files of the catalogue of items to retrieve, or globs."""
 
     def __post_init__(self) -> None:
         """Raises SpecError."""
@@ -323,6 +327,7 @@ def request_of(setting: ExportSettings, chain: ExportStreamState) -> ExportReque
         slot_tables=history_tables(setting.schema),
         whole=set(cut.tables) == set(setting.tables()),
         folder=setting.folder,
+        catalogue=setting.catalogue,
         facts=dict(facts.manifest),
     )
 

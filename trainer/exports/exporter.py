@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import process
+from headrace import documents, process
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.blob.blob_writer import BlobWriter
 from headrace.deadline import Deadline
@@ -36,10 +36,10 @@ from headrace.trainer.exports import gates, manifest, pointers
 from headrace.trainer.exports.destination import ExportDestination, open_destination
 from headrace.trainer.exports.export_messages import ExportAnswer, ExportRequest
 from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
-from headrace.trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
+from headrace.trainer.exports.model_files import TEMPLATE, ServedRows, dense_file, dense_of, write_model
 from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
 from headrace.trainer.exports.pointers import HeadIsReplaced
-from headrace.trainer.exports.reader import DENSE, MANIFEST
+from headrace.trainer.exports.reader import DENSE, MANIFEST, MODEL
 from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from headrace.trainer.exports.row_values import as_exported
 from headrace.trainer.exports.scores import Score, Scores
@@ -199,8 +199,10 @@ class ExportRun:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
                 slots = self._slot_files(commit, sources, open_stores, files)
-                model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            more = {**model.message(), **slots}
+                served = self._served(sources)
+                model = write_model(commit.folder, self.request.stage, files.open, served)  # 4
+                items = self._items(commit, served, files)
+            more = {**model.message(), **slots, **items}
             content = self._manifest(counts, tables, more, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
@@ -283,6 +285,22 @@ class ExportRun:
             return found_U, as_exported(weights_UD, self.request.tables[table].first_order, section.dtype)
 
         return ServedRows(find, whole, whole or self.request.kind == "base")
+
+    def _items(self, commit: Commit, served: ServedRows, files: ExportFiles) -> dict[str, Any]:
+        """Write the items of a job that retrieves; the manifest's entry about them."""
+        if not self.request.catalogue:
+            return {}
+        stage = self.request.stage
+        try:
+            described = documents.parse_object((stage / MODEL).read_bytes(), stage / MODEL)
+            template = (stage / TEMPLATE).read_bytes()
+        except FileNotFoundError:
+            return {"items": {"ok": False, "why": "the model could not be traced, or what was prepared for it is lost"}}
+        from headrace.trainer.exports.item_file import write_items  # costs some 80 MB; only such jobs need it
+
+        tensors, find = dense_of(commit.folder), served.find
+        told = write_items(self.request.catalogue, described, template, tensors, find, files.open, self.deadline)
+        return {"items": told}
 
     def _since(self) -> int:
         return 0 if self.request.parent is None else self.request.parent.version

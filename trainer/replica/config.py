@@ -42,6 +42,8 @@ class ReplicaConfig(Section):
     """File that receives host:port once requests are answered."""
     items: tuple[str, ...] = ()
     """Files of the catalogue of items, or globs; unset: those of the job file's [retrieval]."""
+    rankers: tuple[str, ...] = ()
+    """Jobs whose models rank retrieved items: each a store on this machine, or exports as in `exports`."""
     keep_versions: Count = 100
     """Most versions that are kept for a rollback, beside the newest."""
     keep_memory: Size = 1 << 30
@@ -92,6 +94,12 @@ class ReplicaConfig(Section):
             raise SpecError("--tls-cert and --tls-key belong together: name both, or neither", "--tls-cert")
         check_tls(self.tls_cert, self.tls_key, ("--tls-cert", "--tls-key"))
         return self.tls_cert, self.tls_key
+
+    def ranker(self, place: str) -> "ReplicaConfig":
+        """The configuration of what follows a ranking model, as of a replica of its own."""
+        is_store = (Path(place) / "log").is_dir()
+        found = {"exports": None, "store": Path(place)} if is_store else {"exports": place, "store": None}
+        return self.model_copy(update={**found, "feed": None, "join": None, "items": (), "keep_versions": 0})
 
     @property
     def address(self) -> tuple[str, int]:

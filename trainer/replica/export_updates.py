@@ -20,6 +20,7 @@ import numpy as np
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.trainer.exports.destination import EXPORT_PATH, TIMELINE, ExportFolder, ExportUnusable
+from headrace.trainer.exports.item_file import fields_in
 from headrace.trainer.exports.reader import (
     CURRENT,
     FORMAT,
@@ -193,6 +194,7 @@ def read(chain: Sequence[ReadableExport], current: CurrentExport, *, whole: bool
         newest.model(),
         _bytes(newest, ONNX),
         golden=_bytes(newest, GOLDEN),
+        items=fields_in(newest),
         exact=all(_is_exact(export) for export in chain),
         goes_back=current.goes_back,
         memories=frozenset(each.table for each in memories),

@@ -335,6 +335,7 @@ class FeedUpdates:
             dense=tensors,
             event_time_s=event_time_s,
             memories=frozenset(rank0.facts.get("memories", ())),
+            items=tuple(map(str, rank0.facts.get("catalogue", ()))) or None,
             decays=decays,
             model=model if model != told_model else None,
             onnx=onnx if onnx != told_onnx else None,

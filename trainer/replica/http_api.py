@@ -3,7 +3,7 @@
 Errors have the form of the protocol: `{"error": "..."}`. trainer.replica.inference_handler answers inference requests.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from http import HTTPStatus
@@ -26,6 +26,7 @@ from headrace.http import http_server
 from headrace.http.connections import AnswerAtOnce, HeldAnswer, InferenceConnection
 from headrace.http.listening import Listener
 from headrace.trainer.replica.access import RequestGate, headers_sent
+from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.config import ReplicaConfig
 from headrace.trainer.replica.content_coding import LEVEL, MIN_BYTES
 from headrace.trainer.replica.inference_handler import BodyHeaders, InferenceHandler, check_name, refusal_of
@@ -129,8 +130,14 @@ def _model_asked(scope: Scope) -> tuple[str, str | None] | None:
     return None
 
 
-def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answering: InferenceHandler) -> FastAPI:
-    """The application for all requests except inference."""
+def app(
+    state: ReplicaState,
+    keeper: UpdateLoop,
+    figures: ReplicaMetrics,
+    answering: InferenceHandler,
+    rankers: Sequence[CandidateRanker] = (),
+) -> FastAPI:
+    """The application for all requests except inference. `rankers`: models that rank retrieved items."""
     api = FastAPI(title="Headrace replica", version=headrace.__version__, openapi_url="/openapi.json", docs_url=None)
     api.openapi = lambda: document(api)  # type: ignore[method-assign]  # FastAPI's way
     api.add_middleware(GZipMiddleware, minimum_size=MIN_BYTES, compresslevel=LEVEL)
@@ -139,10 +146,10 @@ def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answer
     api.add_exception_handler(HeadraceError, _error)
     _add_health(api, state, keeper)
     _add_statistics(api, state, answering)
-    _add_models(api, state, keeper, answering)
+    _add_models(api, state, keeper, answering, rankers)
     _add_repository(api, state)
     _add_rollbacks(api, state)
-    _add_retrieval(api, Retrieval(state), figures)
+    _add_retrieval(api, Retrieval(state, rankers), figures)
 
     @api.get("/metrics", response_class=Response, responses=errors())
     def metrics(request: Request) -> Response:
@@ -198,18 +205,24 @@ def _add_statistics(api: FastAPI, state: ReplicaState, answering: InferenceHandl
         return answering.statistics_of_models()
 
 
-def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop, answering: InferenceHandler) -> None:
+def _add_models(
+    api: FastAPI,
+    state: ReplicaState,
+    keeper: UpdateLoop,
+    answering: InferenceHandler,
+    rankers: Sequence[CandidateRanker],
+) -> None:
     @api.get("/v2/models/{name}", responses=OF_MODEL)
     async def model(name: str) -> dict[str, Any]:
         """Inputs, outputs and versions of the model."""
         check_name(state, name)
-        return _described(state, keeper)
+        return _described(state, keeper, rankers)
 
     @api.get("/v2/models/{name}/versions/{version}", responses=OF_MODEL)
     async def model_version(name: str, version: str) -> dict[str, Any]:
         """The same for the served version."""
         check_name(state, name, version)
-        return _described(state, keeper)
+        return _described(state, keeper, rankers)
 
     @api.get("/v2/models/{name}/ready", responses=OF_MODEL)
     async def model_ready(name: str) -> dict[str, Any]:
@@ -249,13 +262,15 @@ def _add_repository(api: FastAPI, state: ReplicaState) -> None:
 
 
 def _add_rollbacks(api: FastAPI, state: ReplicaState) -> None:
-    @api.post("/v2/models/{name}/rollback", openapi_extra=body_of(Rollback), responses=OF_MODEL | errors(*OF_BODY))
+    refused = OF_MODEL | errors(HTTPStatus.CONFLICT)
+
+    @api.post("/v2/models/{name}/rollback", openapi_extra=body_of(Rollback), responses=refused | errors(*OF_BODY))
     def rollback(name: str, asked: Annotated[Rollback, Depends(_body_as(Rollback))]) -> VersionInForce:
         """Serve a kept version, and nothing newer until `follow`."""
         check_name(state, name)
         return _told(state.go_to(asked.version, asked.timeline), state)
 
-    @api.post("/v2/models/{name}/follow", responses=OF_MODEL)
+    @api.post("/v2/models/{name}/follow", responses=refused)
     def follow(name: str) -> VersionInForce:
         """Serve the newest version and later ones."""
         check_name(state, name)
@@ -283,7 +298,7 @@ def _told(kept: KeptVersion, state: ReplicaState) -> VersionInForce:
     )
 
 
-def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
+def _described(state: ReplicaState, keeper: UpdateLoop, rankers: Sequence[CandidateRanker]) -> dict[str, Any]:
     served = state.served
     assert served is not None
     return {
@@ -293,10 +308,11 @@ def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
             "event_time": served.event_time_s,
             "served_at": served.served_at_s,
             "rows": state.num_rows(),
-            "items": 0 if (index := state.index) is None else index.num_items,
+            "items": 0 if (items := state.items) is None else items.index.num_items,
             "refused": keeper.refused,
             "trouble": keeper.trouble,
             "items_trouble": state.index_trouble,
+            "rankers": {each.name: each.version for each in rankers if each.name is not None},
         },
     }
 
@@ -316,10 +332,15 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
 
 
 def gated(
-    state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, config: ReplicaConfig, answering: InferenceHandler
+    state: ReplicaState,
+    keeper: UpdateLoop,
+    figures: ReplicaMetrics,
+    config: ReplicaConfig,
+    answering: InferenceHandler,
+    rankers: Sequence[CandidateRanker] = (),
 ) -> RequestGate:
     """The complete ASGI application of a replica. Raises SpecError."""
-    whole = InferenceShortcut(answering, app(state, keeper, figures, answering))
+    whole = InferenceShortcut(answering, app(state, keeper, figures, answering, rankers))
     limits = config.max_body, config.max_requests
     return RequestGate(whole, config.token(), *limits, local=config.is_loopback, at_once=whole.at_once)
 

@@ -30,8 +30,9 @@ from headrace.trainer.replica.inference_messages import (
 )
 from headrace.trainer.replica.known_requests import KnownRequest, KnownRequests
 from headrace.trainer.replica.replica_metrics import Durations, InferenceStatistics, ReplicaMetrics
-from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
+from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept, VersionUnservable
 from headrace.trainer.replica.serving_model import MemoryMissing
+from headrace.trainer.serving.item_filter import FilterRefused
 
 INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that they do not delay short ones."""
@@ -54,9 +55,11 @@ class NoSuchModel(BadInput):
 STATUS: dict[type[Exception], HTTPStatus] = {
     NoSuchModel: HTTPStatus.NOT_FOUND,
     InvalidInference: HTTPStatus.BAD_REQUEST,
+    FilterRefused: HTTPStatus.BAD_REQUEST,
     MemoryMissing: HTTPStatus.BAD_REQUEST,
     NoVersionLoaded: HTTPStatus.SERVICE_UNAVAILABLE,
     VersionNotKept: HTTPStatus.NOT_FOUND,
+    VersionUnservable: HTTPStatus.CONFLICT,
 }
 """Statuses of errors; 500 for another one."""
 

@@ -30,17 +30,9 @@ from numpy.typing import NDArray
 
 from headrace.dataset.formats.arrow_columns import hash_texts
 from headrace.errors import BadInput
-from headrace.trainer.replica.serving_model import (
-    F64,
-    I64,
-    NO_WEIGHTS,
-    InferenceInputs,
-    ServingModel,
-    SlotLayout,
-    TableSigns,
-    golden_inputs,
-)
+from headrace.trainer.replica.serving_model import ServingModel, golden_inputs
 from headrace.trainer.replica.updates import F32, U64
+from headrace.trainer.serving.slot_layout import F64, I64, NO_WEIGHTS, InferenceInputs, SlotLayout, TableSigns
 from headrace.validation import nearest
 
 # -- tensors: datatypes, values of a request, raw bytes in both directions

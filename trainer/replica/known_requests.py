@@ -27,8 +27,7 @@ from headrace.trainer.replica.inference_messages import (
     RequestReader,
     hashed,
 )
-from headrace.trainer.replica.serving_model import I64, NO_WEIGHTS, InferenceInputs, SlotLayout, TableSigns
-from headrace.trainer.replica.updates import F32
+from headrace.trainer.serving.slot_layout import F32, I64, NO_WEIGHTS, InferenceInputs, SlotLayout, TableSigns
 
 MAX_LAYOUTS = 64
 """Layouts that are kept; beyond it all are dropped."""

@@ -28,6 +28,7 @@ MEANING = {
     HTTPStatus.UNAUTHORIZED: "The token is missing or wrong",
     HTTPStatus.FORBIDDEN: "The request comes from a page of another site",
     HTTPStatus.NOT_FOUND: "The model or version is not served",
+    HTTPStatus.CONFLICT: "The version is kept, and cannot be served: its items have no vectors",
     HTTPStatus.REQUEST_TIMEOUT: "The body arrives too slowly",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too long, also once it is decompressed",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The content coding is neither gzip nor deflate",

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,13 +17,14 @@ from headrace.http.listening import Listener, listen
 from headrace.http.open_pages import health_served
 from headrace.lifecycle import stop_flag
 from headrace.trainer.replica import feed_address
+from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.config import ReplicaConfig, read_token
 from headrace.trainer.replica.export_updates import ExportUpdates
 from headrace.trainer.replica.feed_updates import FeedUpdates, FeedWithExports
 from headrace.trainer.replica.grpc_api import serving as grpc_serving
 from headrace.trainer.replica.http_api import gated, lacks, serving
 from headrace.trainer.replica.inference_handler import InferenceHandler
-from headrace.trainer.replica.item_index import ItemIndexer
+from headrace.trainer.replica.item_indexer import ItemIndexer
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState, ServedVersion
 from headrace.trainer.replica.update_loop import ReplicaSource, UpdateLoop
@@ -70,11 +72,18 @@ def run(config: ReplicaConfig) -> None:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = UpdateLoop(source, state, figures)
         answering = InferenceHandler(state, figures, config.max_batch, config.max_body)
-        api, tls = gated(state, keeper, figures, config, answering), config.tls()
+        rankers = [
+            _ranking(config.ranker(each), Path(scratch) / f"ranker-{n}") for n, each in enumerate(config.rankers)
+        ]
+        scorers = [CandidateRanker(each.state) for each in rankers]
+        api, tls = gated(state, keeper, figures, config, answering, scorers), config.tls()
         listener = listen(*config.address, "--listen")
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         catalogue = threading.Thread(target=indexer.follow, args=(state, stopping), name="catalogue", daemon=True)
-        for each in (thread, catalogue):
+        others = [
+            threading.Thread(target=each.loop.run, args=(stopping,), name="ranker", daemon=True) for each in rankers
+        ]
+        for each in (thread, catalogue, *others):
             each.start()
         gc.collect()
         gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
@@ -82,8 +91,25 @@ def run(config: ReplicaConfig) -> None:
         with serving(api, listener, tls), grpc_serving(state, answering, config), health:
             _publish_address(listener, config)
             stopping.wait()
-        source.close()
-        thread.join(STOP_S)
+        for followed in (source, *(each.source for each in rankers)):
+            followed.close()
+        for each in (thread, *others):
+            each.join(STOP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """A ranking model with the source and the loop that follow its job."""
+
+    state: ReplicaState
+    source: ReplicaSource
+    loop: UpdateLoop
+
+
+def _ranking(config: ReplicaConfig, scratch: Path) -> _Ranking:
+    """Raises SpecError."""
+    state, source = ReplicaState(config.keep_versions, config.keep_memory), source_of(config, scratch)
+    return _Ranking(state, source, UpdateLoop(source, state, ReplicaMetrics(state)))
 
 
 def source_of(config: ReplicaConfig, scratch: Path) -> ReplicaSource:

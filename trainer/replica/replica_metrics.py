@@ -112,9 +112,9 @@ class _StateCollector(Collector):
         num_bytes = GaugeMetricFamily("headrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
         items = GaugeMetricFamily("headrace_replica_items", "Items that can be retrieved")
         index_s = GaugeMetricFamily("headrace_replica_index_seconds", "Time that the vectors of the served items took")
-        if (index := self._state.index) is not None:
-            items.add_metric([], index.num_items)
-            index_s.add_metric([], index.build_s)
+        if (indexed := self._state.items) is not None:
+            items.add_metric([], indexed.index.num_items)
+            index_s.add_metric([], indexed.build_s)
         if served is not None:
             version.add_metric([served.version.job, served.version.timeline], served.version.number)
             age.add_metric([], now_s - served.served_at_s)

@@ -14,12 +14,11 @@ import numpy as np
 
 from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
 from headrace.trainer.exports.golden import TOLERANCE
-from headrace.trainer.replica.item_index import ItemIndex, ItemIndexer
-from headrace.trainer.replica.replica_table import ReplicaTable, TableStep, TableView
+from headrace.trainer.replica.item_indexer import ItemIndexer, ServedItems
+from headrace.trainer.replica.replica_table import ReplicaTable, TableStep
 from headrace.trainer.replica.serving_model import (
     BoundModel,
     DenseGraph,
-    InferenceInputs,
     Memories,
     ServingModel,
     Tensors,
@@ -27,6 +26,8 @@ from headrace.trainer.replica.serving_model import (
     golden_difference,
 )
 from headrace.trainer.replica.updates import F32, U64, ReplicaRows, ReplicaUpdate, TableUpdate
+from headrace.trainer.serving.item_index import ItemIndex
+from headrace.trainer.serving.slot_layout import InferenceInputs, TableView
 
 # The versions that a replica keeps for a rollback, bounded in number and memory.
 #
@@ -162,6 +163,10 @@ class VersionNotKept(HeadraceError):
     """A version that is not kept."""
 
 
+class VersionUnservable(HeadraceError):
+    """A kept version that cannot be served: its items have no vectors."""
+
+
 @dataclass(slots=True, eq=False)
 class VersionView:
     """One version as requests read it."""
@@ -169,7 +174,7 @@ class VersionView:
     kept: KeptVersion
     tables: Mapping[str, TableView]
     side: int
-    index: ItemIndex | None = None
+    items: ServedItems | None = None
     """The vectors of items, if it can retrieve them."""
     readers: int = 0
     """Requests that read its rows now."""
@@ -243,10 +248,10 @@ class ReplicaState:
         return kept, found
 
     @property
-    def index(self) -> ItemIndex | None:
+    def items(self) -> ServedItems | None:
         """The vectors of items by the served version; None where it has none."""
         view = self._view
-        return None if view is None else view.index
+        return None if view is None else view.items
 
     def users(self, model: ServingModel, inputs: InferenceInputs) -> tuple[KeptVersion, ItemIndex | None, F32] | None:
         """The version that is served, its items, and the vectors of users by it; None as in `predict`.
@@ -254,14 +259,14 @@ class ReplicaState:
         Raises NoVersionLoaded, BadInput.
         """
         with self._reading() as view:
-            kept, index = view.kept, view.index
+            kept, items = view.kept, view.items
             if kept.model is not model:
                 return None
-            if index is None:
+            if items is None:
                 return kept, None, np.zeros((inputs.num_samples, 0), np.float32)
             feeds = model.feeds(view.tables, filled(model, view.tables, inputs, kept.memories))
         feeds.update(kept.weights)
-        return kept, index, index.user_tower.run(feeds)[index.user_output]
+        return kept, items.index, items.user_tower.run(feeds)[items.user_output]
 
     @property
     def served_model(self) -> ServingModel | None:
@@ -277,9 +282,9 @@ class ReplicaState:
         """Compute the items of the served version anew, since the catalogue has changed. Raises BadInput."""
         with self._changing:
             if (view := self._view) is not None:
-                view.index = self._indexed(view.kept, view.tables)
+                view.items = self._indexed(view.kept, view.tables)
 
-    def _indexed(self, kept: KeptVersion, tables: Mapping[str, TableView]) -> ItemIndex | None:
+    def _indexed(self, kept: KeptVersion, tables: Mapping[str, TableView]) -> ServedItems | None:
         return self._indexer.index(kept.model, tables, kept.weights)
 
     @contextmanager
@@ -328,13 +333,15 @@ class ReplicaState:
                 raise RollbackInForce("a rollback is in force")
             newest = self._history.newest
             check_order(None if newest is None else newest.version, update)
+            before = self._indexer.found(update.items)
             try:
                 model = _model_of(update, newest)
                 kept = self._next(update, model, newest)
-            except UpdateRefused:
+            except BaseException as error:
+                self._indexer.found(before)
+                if isinstance(error, BadInput) and not isinstance(error, UpdateRefused):
+                    raise UpdateRefused("broken", f"version {update.version} is not served: {error}") from error
                 raise
-            except BadInput as error:
-                raise UpdateRefused("broken", f"version {update.version} is not served: {error}") from error
             self._history.add(kept)  # 6
             return kept
 
@@ -350,7 +357,7 @@ class ReplicaState:
             kept = KeptVersion(version, epoch, 0, {}, model, weights, *facts)
             view = VersionView(kept, _views(epoch, 0), 0)
             _try(view, update)  # 3
-            view.index = self._indexed(kept, view.tables)
+            view.items = self._indexed(kept, view.tables)
             self._timeline = update.timeline
             self._publish(view)  # 4, 5
             return kept
@@ -377,14 +384,15 @@ class ReplicaState:
         view = VersionView(kept, _views(kept.epoch, idle), idle)
         try:
             _try(view, update)
-            view.index = self._indexed(kept, view.tables)
+            view.items = self._indexed(kept, view.tables)
         except BaseException:
             _turn(kept.epoch, kept.steps, idle, back=True)
             raise
         return view
 
     def go_to(self, number: int, timeline: str | None = None) -> KeptVersion:
-        """Serve a kept version, older or newer, and no other until `go_to_newest`. Raises VersionNotKept.
+        """Serve a kept version, older or newer, and no other until `go_to_newest`. Raises VersionNotKept,
+        VersionUnservable; then nothing has changed.
 
         Without a timeline it is the version of the newest timeline that has the number.
         """
@@ -399,12 +407,12 @@ class ReplicaState:
             return kept
 
     def go_to_newest(self) -> KeptVersion | None:
-        """Serve the version applied last, and later ones."""
+        """Serve the version applied last, and later ones. Raises VersionUnservable."""
         with self._changing:
-            self._is_held_back = False
             newest = self._history.newest
             if newest is not None:
                 self._switch(newest)
+            self._is_held_back = False
             return newest
 
     def _switch(self, kept: KeptVersion) -> None:
@@ -418,12 +426,14 @@ class ReplicaState:
             _turn(epoch, steps, idle, back=back)
         tables = _views(epoch, idle)
         try:
-            index = self._indexed(kept, tables)
-        except BaseException:
+            items = self._indexed(kept, tables)
+        except BaseException as error:
             for steps in reversed(path):
                 _turn(epoch, steps, idle, back=not back)
+            if isinstance(error, BadInput):
+                raise VersionUnservable(f"version {self.name_of(kept)} cannot be served: {error}") from error
             raise
-        self._publish(VersionView(kept, tables, idle, index))
+        self._publish(VersionView(kept, tables, idle, items))
         for steps in path:
             _turn(epoch, steps, 1 - idle, back=back)
             _count_rows(epoch, steps, back=back)

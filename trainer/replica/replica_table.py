@@ -16,22 +16,13 @@ from numpy.typing import NDArray
 
 from headrace.pserver.rows.arrays import FreeNumbers, allocate, moved
 from headrace.pserver.rows.kernels import EMPTY, enter, find, take_out
-from headrace.trainer.replica.pooling_kernels import replace
 from headrace.trainer.replica.updates import F32, U64, ReplicaRows
+from headrace.trainer.serving.pooling_kernels import replace
+from headrace.trainer.serving.slot_layout import MIN_PLACES, TableView, empty_index
 
 I32 = NDArray[np.int32]
 
-MIN_PLACES = 1 << 10
 MAX_ROWS = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class TableView:
-    """One version for readers. Nothing of it changes while it is read."""
-
-    index_I: I32
-    keys_R: U64
-    rows_RW: F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ class ReplicaTable:
         self._used, self._free = 0, FreeNumbers()
         room = max(num_rows + num_rows // 4, MIN_PLACES // 2)  # the system allocates memory when it is written
         self._keys_R, self._rows_RW = _arrays(room, width)
-        self._index = [_empty(num_rows), _empty(num_rows)]
+        self._index = [empty_index(num_rows), empty_index(num_rows)]
 
     @property
     def row_bytes(self) -> int:
@@ -160,20 +151,10 @@ class ReplicaTable:
         index_I = self._index[side]
         if 2 * (self.num_rows + more) <= len(index_I):
             return index_I
-        larger_I = _empty(self.num_rows + more)
+        larger_I = empty_index(self.num_rows + more)
         enter(larger_I, self._keys_R, index_I[index_I != EMPTY])
         return larger_I
 
 
 def _arrays(room: int, width: int) -> tuple[U64, F32]:
     return allocate((room,), np.uint64), allocate((room, width), np.float32)
-
-
-def _empty(num_rows: int) -> I32:
-    """An empty index with room for 1.5 times `num_rows` keys."""
-    places = MIN_PLACES
-    while places < 3 * num_rows:
-        places *= 2
-    index_I: I32 = allocate((places,), np.int32)
-    index_I.fill(EMPTY)
-    return index_I

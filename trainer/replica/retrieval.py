@@ -1,7 +1,7 @@
 """Answers requests for the best items of users: `POST /v2/models/NAME/retrieve`.
 
-The messages are here, the index is trainer.replica.item_index. One answer is of one version: the users' vectors are
-computed from the rows and weights by which the items' were.
+The messages are here, filters are trainer.serving.item_filter, the index is trainer.serving.item_index. One answer is
+of one version: the users' vectors are computed from the rows and weights by which the items' were.
 
 Shapes: B users, I items.
 """
@@ -9,22 +9,23 @@ Shapes: B users, I items.
 import base64
 import binascii
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from headrace.errors import BadInput
-from headrace.keys import are_among, sign_of_text
+from headrace.trainer.replica.candidate_ranking import MAX_RANKED, CandidateRanker, ranker_of
 from headrace.trainer.replica.inference_handler import check_name
-from headrace.trainer.replica.inference_messages import LENGTHS, TEXT, WEIGHT, InvalidInference, RequestReader
-from headrace.trainer.replica.item_catalogue import ItemCatalogue
+from headrace.trainer.replica.inference_messages import TEXT, WEIGHT, InvalidInference, RequestReader
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
+from headrace.trainer.replica.request_tensors import tensors_of
 from headrace.trainer.replica.serving_model import ServingModel
+from headrace.trainer.serving.item_catalogue import ItemCatalogue
+from headrace.trainer.serving.item_filter import ItemFilter, ItemId, RetrievalMessage, opened
 from headrace.validation import nearest
 
 MAX_K = 10_000
@@ -34,45 +35,13 @@ MAX_SAMPLES = 4096
 """Most samples of the events of one request."""
 MAX_FOUND = 1 << 17
 """Most items of one answer, for all users together."""
-MAX_IDS = 100_000
-"""Most ids in one list of a filter."""
-MAX_CONDITIONS = 64
-"""Most conditions on fields in a filter."""
 TRIES = 10
 """Tries of one request while the model keeps changing."""
 CURSOR = struct.Struct("<fq")
 """Score and place of the last item of a page."""
 
-Bools = NDArray[np.bool_]
-ItemId = str | int
-ItemValue = str | int | float | bool
 
-
-class _Message(BaseModel):
-    model_config = {"extra": "forbid", "use_attribute_docstrings": True, "frozen": True}
-
-
-class ItemRange(_Message):
-    """Bounds of a field; both are within it."""
-
-    min: ItemValue | None = None
-    max: ItemValue | None = None
-
-
-class ItemFilter(_Message):
-    """Which items may be found: those that fulfil all of it."""
-
-    allowed: Annotated[list[ItemId], Field(max_length=MAX_IDS)] | None = None
-    """Only these ids. Ids without an item are passed over."""
-    excluded: Annotated[list[ItemId], Field(max_length=MAX_IDS)] = []
-    """None of these ids."""
-    equal: Annotated[dict[str, ItemValue | list[ItemValue]], Field(max_length=MAX_CONDITIONS)] = {}
-    """By field of the catalogue: the value, or one of the values. A field that is a list has to hold one of them."""
-    range: Annotated[dict[str, ItemRange], Field(max_length=MAX_CONDITIONS)] = {}
-    """By field of the catalogue: the least and the greatest value."""
-
-
-class RetrievalRequest(_Message):
+class RetrievalRequest(RetrievalMessage):
     """The users, and how many items each is to get. Either users or events."""
 
     users: Annotated[list[dict[str, JsonValue]], Field(max_length=MAX_USERS)] | None = None
@@ -84,27 +53,44 @@ class RetrievalRequest(_Message):
     k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
     """Most items for each user."""
     filter: ItemFilter = ItemFilter()
+    rank_by: str | None = None
+    """The name of a ranking model that the replica serves (`--ranker`): it scores the retrieved items."""
+    rank_output: str | None = None
+    """The output of the ranking model that is the score; default: that of its first task."""
+    candidates: Annotated[int, Field(ge=1, le=MAX_RANKED)] | None = None
+    """With `rank_by`: items that are retrieved for each user, of which the k best by the ranking model come; default:
+    k."""
     cursor: list[str | None] | None = None
     """Next page: for each user the cursor of its last answer; null: from the best item on."""
 
 
-class UserItems(_Message):
+class UserItems(RetrievalMessage):
     """The items of one user, best first."""
 
     items: list[ItemId]
     scores: list[float]
-    """The product of the user's and the item's vector: their cosine with the model two_tower."""
+    """The product of the user's and the item's vector: their cosine with the model two_tower. With `rank_by`, the
+    output of the ranking model."""
     cursor: str | None
     """For the next page; null after the last one."""
 
 
-class RetrievalAnswer(_Message):
+class RankingModel(RetrievalMessage):
+    """The model that scored the items of an answer."""
+
+    model_name: str
+    model_version: str
+
+
+class RetrievalAnswer(RetrievalMessage):
     """The items of all users, by one version."""
 
     model_name: str
     model_version: str
     results: list[UserItems]
     """In the order of the request."""
+    ranked_by: RankingModel | None = None
+    """The ranking model, where one was asked for, and its version."""
 
 
 class RetrievalUnavailable(NoVersionLoaded):
@@ -114,20 +100,22 @@ class RetrievalUnavailable(NoVersionLoaded):
 class Retrieval:
     """Answers requests for items. Any thread."""
 
-    def __init__(self, state: ReplicaState) -> None:
-        self._state = state
+    def __init__(self, state: ReplicaState, rankers: Sequence[CandidateRanker] = ()) -> None:
+        self._state, self._rankers = state, tuple(rankers)
         self._reader: RequestReader | None = None
 
     def answer(self, name: str, asked: RetrievalRequest) -> RetrievalAnswer:
         """Raises NoSuchModel, NoVersionLoaded, BadInput."""
         check_name(self._state, name)
+        ranker = self._ranker(asked)
         for _ in range(TRIES):
             model = self._state.model()
             told = model.described.get("retrieval")
             if told is None:
                 raise InvalidInference(f"model {name!r} retrieves no items: its job file has no section [retrieval]")
             reader = self._reader_of(model)
-            inputs = reader.inputs(request_of(asked, model, told["item_slots"]))
+            also = () if ranker is None else ranker.slots()
+            inputs = reader.inputs(request_of(asked, model, told["item_slots"], also))
             done = self._state.users(model, inputs)
             if done is None:  # the model changed meanwhile
                 continue
@@ -139,15 +127,28 @@ class Retrieval:
                 user_BV = user_BV[_firsts(inputs.events)]
             if not np.isfinite(user_BV).all():
                 raise BadInput("a user's vector is not finite for these inputs")
-            if len(user_BV) * asked.k > MAX_FOUND:
-                raise InvalidInference(
-                    f"{len(user_BV)} users with {asked.k} items each; at most {MAX_FOUND:,} in one request"
-                )
+            most = asked.k if ranker is None else max(asked.k, asked.candidates or 0)
+            room = MAX_FOUND if ranker is None else MAX_RANKED
+            if len(user_BV) * most > room:
+                raise InvalidInference(f"{len(user_BV)} users with {most} items each; at most {room:,} in one request")
             open_I = index.there_I & opened(index.catalogue, asked.filter)
-            found = index.search(user_BV, asked.k, open_I, begins(asked.cursor, len(user_BV)))
+            found = index.search(user_BV, most, open_I, begins(asked.cursor, len(user_BV)))
+            told_version = {"model_name": name, "model_version": self._state.name_of(kept)}
+            if ranker is not None:
+                return _ranked(asked, ranker, index.catalogue, [at_K for _, at_K in found], told_version)
             results = [_items(index.catalogue, scores, places, asked.k) for scores, places in found]
-            return RetrievalAnswer(model_name=name, model_version=self._state.name_of(kept), results=results)
+            return RetrievalAnswer(**told_version, results=results)
         raise NoVersionLoaded("the model keeps changing; try again")
+
+    def _ranker(self, asked: RetrievalRequest) -> CandidateRanker | None:
+        """Raises InvalidInference, NoVersionLoaded."""
+        if asked.rank_by is None:
+            if asked.candidates is not None or asked.rank_output is not None:
+                raise InvalidInference('"candidates" and "rank_output" go with "rank_by"')
+            return None
+        if asked.users is None or asked.cursor is not None:
+            raise InvalidInference('"rank_by" goes with "users", and without "cursor": ask for more candidates instead')
+        return ranker_of(self._rankers, asked.rank_by)
 
     def _reader_of(self, model: ServingModel) -> RequestReader:
         reader = self._reader
@@ -156,8 +157,30 @@ class Retrieval:
         return reader
 
 
-def request_of(asked: RetrievalRequest, model: ServingModel, item_slots: Sequence[str]) -> dict[str, Any]:
-    """The request for inference with these users, without values of the item. Raises InvalidInference."""
+def _ranked(
+    asked: RetrievalRequest,
+    ranker: CandidateRanker,
+    catalogue: ItemCatalogue,
+    found: Sequence[NDArray[np.int64]],
+    told_version: Mapping[str, str],
+) -> RetrievalAnswer:
+    """The k best of the retrieved items by the ranking model; equal ones as they were retrieved."""
+    assert asked.rank_by is not None and asked.users is not None
+    version, scores = ranker.score(asked.users, catalogue, found, asked.rank_output)
+    results = []
+    for score_K, at_K in zip(scores, found, strict=True):
+        best = np.argsort(-score_K, kind="stable")[: asked.k]
+        ids = catalogue.id_I.take(pa.array(at_K[best])).to_pylist()
+        results.append(UserItems(items=ids, scores=score_K[best].tolist(), cursor=None))
+    by = RankingModel(model_name=asked.rank_by, model_version=version)
+    return RetrievalAnswer(**told_version, results=results, ranked_by=by)
+
+
+def request_of(
+    asked: RetrievalRequest, model: ServingModel, item_slots: Sequence[str], also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The request for inference with these users, without values of the item. `also`: slots that users may have for
+    another model. Raises InvalidInference."""
     if (asked.users is None) == (asked.events is None):
         raise InvalidInference('a request has either "users" or "events"')
     if asked.events is not None:
@@ -171,7 +194,7 @@ def request_of(asked: RetrievalRequest, model: ServingModel, item_slots: Sequenc
     of_users = [slot for slot in model.slots if slot["name"] not in item_slots and slot["kind"] != "meta"]
     known = [slot["name"] for slot in of_users] + [slot["name"] + WEIGHT for slot in of_users if slot.get("weighted")]
     for number, user in enumerate(users):
-        if unknown := [name for name in user if name not in known]:
+        if unknown := [name for name in user if name not in known and name.removesuffix(WEIGHT) not in also]:
             what = "is a slot of the item" if unknown[0] in item_slots else f"is no slot; {nearest(unknown[0], known)}"
             raise InvalidInference(f"users[{number}]: {unknown[0]!r:.100} {what}")
     tensors: list[dict[str, Any]] = []
@@ -179,7 +202,7 @@ def request_of(asked: RetrievalRequest, model: ServingModel, item_slots: Sequenc
         if slot["name"] in item_slots:
             tensors.append(_nothing(slot, len(users)))
         elif slot["kind"] != "meta":
-            tensors += _tensors(slot, users, may_lack=slot["name"] in model.memories)
+            tensors += tensors_of(slot, users, may_lack=slot["name"] in model.memories)
     return {"inputs": tensors}
 
 
@@ -196,136 +219,9 @@ def _nothing(slot: Mapping[str, Any], num_users: int) -> dict[str, Any]:
     return {"name": slot["name"], "datatype": kind, "shape": [num_users, 0], "data": []}
 
 
-def _tensors(
-    slot: Mapping[str, Any], users: Sequence[Mapping[str, Any]], *, may_lack: bool
-) -> Iterator[dict[str, Any]]:
-    """The tensors of one slot of the users."""
-    name = slot["name"]
-    lists = [_listed(user.get(name)) for user in users]
-    if may_lack and all(each is None for each in lists):
-        return
-    for number, each in enumerate(lists):
-        if each is None:
-            raise InvalidInference(f"users[{number}]: has no {name!r}; write an empty list for a slot without values")
-    values = [value for each in lists for value in each or ()]
-    if slot["kind"] == "dense":
-        size = int(slot["size"])
-        if wrong := [number for number, each in enumerate(lists) if len(each or ()) != size]:
-            raise InvalidInference(
-                f"users[{wrong[0]}]: {name!r} has {len(lists[wrong[0]] or ())} numbers; the slot has {size}"
-            )
-        yield {"name": name, "datatype": "FP64", "shape": [len(users), size], "data": values}
-        return
-    kind = TEXT if slot["values"] == "string" else "UINT64"
-    yield {"name": name, "datatype": kind, "shape": [len(values)], "data": values}
-    lengths = [len(each or ()) for each in lists]
-    yield {"name": name + LENGTHS, "datatype": "INT64", "shape": [len(users)], "data": lengths}
-    weights = [_listed(user.get(name + WEIGHT)) for user in users]
-    if any(each is not None for each in weights):
-        data = [value for each, count in zip(weights, lengths, strict=True) for value in each or [1.0] * count]
-        yield {"name": name + WEIGHT, "datatype": "FP32", "shape": [len(data)], "data": data}
-
-
-def _listed(value: Any) -> list[Any] | None:
-    return value if value is None or isinstance(value, list) else [value]
-
-
 def _firsts(events: Sequence[int]) -> list[int]:
     """The number of each event's first sample."""
     return [at for at, event in enumerate(events) if not at or event != events[at - 1]]
-
-
-def opened(catalogue: ItemCatalogue, asked: ItemFilter) -> Bools:
-    """(I,) the items that a filter lets through. Raises InvalidInference."""
-    open_I = np.ones(len(catalogue), np.bool_)
-    if asked.allowed is not None:
-        open_I &= _among(catalogue, asked.allowed, "allowed")
-    if asked.excluded:
-        open_I &= ~_among(catalogue, asked.excluded, "excluded")
-    for field, wanted in asked.equal.items():
-        open_I &= _equal(_field(catalogue, field), field, wanted if isinstance(wanted, list) else [wanted])
-    for field, bounds in asked.range.items():
-        open_I &= _within(_field(catalogue, field), field, bounds)
-    return open_I
-
-
-def _among(catalogue: ItemCatalogue, ids: Sequence[ItemId], what: str) -> Bools:
-    is_text = not pa.types.is_integer(catalogue.id_I.type)
-    for each in ids:
-        if isinstance(each, str) != is_text or (isinstance(each, int) and not 0 <= each < 1 << 64):
-            raise InvalidInference(
-                f"filter.{what}: {each!r:.100} is no id; ids are {'texts' if is_text else 'whole numbers from 0'}"
-            )
-    try:
-        signs = [sign_of_text(each.encode()) if isinstance(each, str) else each for each in ids]
-    except UnicodeEncodeError:
-        raise InvalidInference(f"filter.{what}: a text has half a surrogate pair, which is not UTF-8") from None
-    return are_among(catalogue.sign_I, np.unique(np.array(signs, np.uint64)))
-
-
-def _field(catalogue: ItemCatalogue, name: str) -> pa.Array:
-    if name not in catalogue.fields.column_names:
-        raise InvalidInference(
-            f"filter: items have no field {name!r:.100}; {nearest(name, catalogue.fields.column_names)}"
-        )
-    column = catalogue.fields[name]
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _equal(column: pa.Array, field: str, wanted: Sequence[ItemValue]) -> Bools:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        is_one = _equal(column.flatten(), field, wanted)
-        parents = np.asarray(pc.list_parent_indices(column))
-        found = np.zeros(len(column), np.bool_)
-        found[parents[is_one]] = True
-        return found
-    if pa.types.is_integer(column.type):  # 2.0 is 2, and nothing is 2.5
-        wanted = [
-            int(each) if isinstance(each, float) and each.is_integer() else each
-            for each in wanted
-            if not isinstance(each, float) or each.is_integer()
-        ]
-    return _mask(pc.is_in(column, _typed(wanted, column.type, f"filter.equal.{field}")))
-
-
-def _within(column: pa.Array, field: str, bounds: ItemRange) -> Bools:
-    found = np.ones(len(column), np.bool_)
-    for bound, compare in ((bounds.min, pc.greater_equal), (bounds.max, pc.less_equal)):
-        if bound is not None:
-            typed = _typed([bound], column.type, f"filter.range.{field}")[0]
-            is_rounded = pa.types.is_floating(typed.type) and pa.types.is_integer(column.type)
-            try:
-                found &= _mask(compare(column.cast(typed.type, safe=False) if is_rounded else column, typed))
-            except pa.ArrowException:
-                raise InvalidInference(
-                    f"filter.range.{field}: the field is {column.type}, which has no order"
-                ) from None
-    return found
-
-
-def _typed(wanted: Sequence[ItemValue], kind: pa.DataType, place: str) -> pa.Array:
-    """Values of a filter as those of a field. Raises InvalidInference."""
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_timestamp(kind)
-    for each in wanted:
-        fits = (
-            isinstance(each, str)
-            if is_text
-            else isinstance(each, bool)
-            if pa.types.is_boolean(kind)
-            else (isinstance(each, int | float) and not isinstance(each, bool))
-        )
-        if not fits:
-            raise InvalidInference(f"{place}: {each!r:.100} cannot be compared; the field is {kind}")
-    try:
-        if pa.types.is_integer(kind) and any(isinstance(each, float) for each in wanted):
-            return pa.array([float(each) for each in wanted], pa.float64())
-        return pa.array(list(wanted)).cast(kind)
-    except (pa.ArrowException, OverflowError) as error:
-        raise InvalidInference(f"{place}: cannot be compared: {error}") from None
-
-
-def _mask(found: pa.Array) -> Bools:
-    return np.asarray(pc.fill_null(found, False))
 
 
 def begins(cursors: Sequence[str | None] | None, num_users: int) -> list[tuple[float, int]]:

@@ -5,16 +5,13 @@ trainer.replica.inference_messages parses requests; trainer.replica.replica_stat
 Shapes: B samples, S slots of a table, N signs of a table in the order slot, sample, place; W floats of a row.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import numpy as np
-import onnx
 import pyarrow as pa
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from headrace.dataset.features.served_events import ServedFeatures
@@ -26,7 +23,7 @@ from headrace.errors import BadInput
 from headrace.pserver.lifecycle.day_decay import DayDecay
 from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports import golden as goldens
-from headrace.trainer.exports.onnx_model import PREFIX, BoundRun, OnnxModel
+from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.exports.slot_files import (
     AnySlotFiles,
     Counters,
@@ -37,200 +34,12 @@ from headrace.trainer.exports.slot_files import (
     slot_files_of,
 )
 from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column, known_column
-from headrace.trainer.replica import pooling_kernels
-from headrace.trainer.replica.replica_table import TableView
 from headrace.trainer.replica.updates import F32, U64
-
-# Runs the dense part of a model with its weights as inputs: the weights of a new version need no new session.
-#
-# To make a session takes milliseconds in which no other thread of a Python process runs. Weights as inputs cost a
-# request less than a microsecond. trainer.train.tracing makes the graph.
+from headrace.trainer.serving.slot_layout import NO_WEIGHTS, InferenceInputs, SlotLayout, TableSigns, TableView
 
 Tensors = Mapping[str, NDArray[Any]]
-
-
-class DenseGraph:
-    """A dense part, ready to run. Any thread may run it."""
-
-    def __init__(self, content: bytes) -> None:
-        """`content`: an ONNX model, with or without its weights. Raises BadInput."""
-        try:
-            model = onnx.load_model_from_string(content)
-        except DecodeError as error:
-            raise BadInput(f"dense.onnx cannot be read: {error}") from error
-        kept, self._types = [], {}
-        given = {each.name for each in model.graph.input}
-        for each in model.graph.initializer:
-            if not each.name.startswith(PREFIX):
-                kept.append(each)
-                continue
-            self._types[each.name] = (onnx.helper.tensor_dtype_to_np_dtype(each.data_type), tuple(each.dims))
-            if each.name not in given:
-                model.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
-        self.content: bytes = model.SerializeToString(deterministic=True)
-        """The graph without weights: equal for all versions of one model."""
-        self._session: OnnxModel | None = None
-
-    def open(self) -> "DenseGraph":
-        """Make the session if there is none; return itself. Raises BadInput."""
-        self._session = self._session or OnnxModel(self.content)
-        return self
-
-    @property
-    def inputs(self) -> frozenset[str]:
-        """Names of the inputs, without weights."""
-        assert self._session is not None
-        return frozenset(self._session.inputs) - frozenset(self._types)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        assert self._session is not None
-        return self._session.outputs
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers in all weight tensors."""
-        return sum(math.prod(shape) for _, shape in self._types.values())
-
-    @property
-    def widest(self) -> int:
-        """The longest side of a weight tensor: a layer has about so many numbers for each sample. At least 1."""
-        return max((side for _, shape in self._types.values() for side in shape), default=1) or 1
-
-    def weights(self, dense: Tensors) -> dict[str, NDArray[Any]]:
-        """The tensors of a version that the graph reads, by their names in the graph. Raises BadInput."""
-        found = {}
-        for name, (kind, shape) in self._types.items():
-            tensor = dense.get(name.removeprefix(PREFIX))
-            if tensor is None:
-                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is missing, and the model needs it")
-            if tensor.dtype != kind or tensor.shape != shape:
-                problem = f"{tensor.dtype}{list(tensor.shape)}; the traced model has it as {kind}{list(shape)}"
-                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is {problem}")
-            if not np.isfinite(tensor).all():
-                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} holds numbers that are not finite")
-            found[name] = np.ascontiguousarray(tensor)
-        return found
-
-    def run(self, feeds: Tensors) -> dict[str, NDArray[Any]]:
-        """(B,) predictions by task; `feeds` are inputs and weights. Raises BadInput."""
-        assert self._session is not None
-        return dict(self._session.run(feeds))
-
-    def bound(self, feeds: Tensors) -> BoundRun:
-        """The graph with these arrays as inputs and weights, which change in place. Raises BadInput."""
-        assert self._session is not None
-        return self._session.bound(feeds)
-
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-POOLINGS = {
-    "sum": pooling_kernels.SUM,
-    "mean": pooling_kernels.MEAN,
-    "sqrtn": pooling_kernels.SQRTN,
-    "none": pooling_kernels.SEQUENCE,
-}
-NO_WEIGHTS = np.empty(0, np.float32)
 FORMAT = 1
 """Newest format of model.json that this module reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSigns:
-    """The signs of the slots of one table, for some samples."""
-
-    sign_N: U64
-    offset_SB1: I64
-    """Slot s of sample b has the signs from [s, b] to [s, b + 1]."""
-    weight_N: F32
-    """Weight of each sign; NO_WEIGHTS where all are 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceInputs:
-    """B samples for a model: signs in the order of `Model.tables`, dense slots by name."""
-
-    num_samples: int
-    signs: Sequence[TableSigns]
-    dense: Mapping[str, F32]
-    """(B, size)."""
-    events: Sequence[int] | None = None
-    """(B,) the event of each sample, where a request has raw events."""
-    left_out: tuple[str, ...] = ()
-    """Slots that the job fills and the request lacks: they are filled here."""
-    time_s_B: F64 | None = None
-    """(B,) unix seconds at which windows of counters end; None: now."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """Position of one input of the graph, for one sample, in the output of `kernels.pool`."""
-
-    name: str
-    begin: int
-    shape: tuple[int, ...]
-    is_mask: bool
-    end: int
-
-
-class SlotLayout:
-    """The slots of one table, as `kernels.pool` needs them."""
-
-    def __init__(self, name: str, table: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> None:
-        self.name, self.slots = name, tuple(slots)
-        self.width = int(table["dim"]) + int(table["first_order"])
-        default = table["default_row"]
-        self.default_W = np.zeros(self.width, np.float32) if default == "zeros" else np.array(default, np.float32)
-        if self.default_W.shape != (self.width,):
-            raise BadInput(f"model.json: the default row of table {name!r} does not have {self.width} numbers")
-        inputs: list[_Input] = []
-        rows, self.num_floats, self.num_marks = [], 0, 0
-        for slot in slots:
-            pooling, length = POOLINGS[slot["pooling"]], int(slot["max_len"] or 0)
-            rows.append([slot["group"], pooling, length, slot["keep"] == "tail", slot["padding"] is not None])
-            rows[-1] += [self.num_floats, self.num_marks]
-            shape = (length, self.width) if pooling == pooling_kernels.SEQUENCE else (self.width,)
-            end = self.num_floats + int(np.prod(shape))
-            inputs.append(_Input(slot["name"], self.num_floats, shape, is_mask=False, end=end))
-            self.num_floats = end
-            if pooling == pooling_kernels.SEQUENCE:
-                end = self.num_marks + length
-                inputs.append(_Input(f"{slot['name']}.mask", self.num_marks, (length,), is_mask=True, end=end))
-                self.num_marks = end
-        self._inputs = tuple(inputs)
-        self._slot_S7 = np.array(rows, np.int64)
-        self._padding_S = np.array([int(slot["padding"] or 0) for slot in slots], np.uint64)
-
-    def buffers(self, num_samples: int) -> tuple[F32, NDArray[np.bool_]]:
-        """Zeros for the floats and the marks of these slots."""
-        floats, marks = num_samples * self.num_floats, num_samples * self.num_marks
-        return np.zeros(floats, np.float32), np.zeros(marks, np.bool_)
-
-    def pool(self, view: TableView, signs: TableSigns, out: F32, mask: NDArray[np.bool_]) -> None:
-        """Pool rows into arrays of `buffers` that are zero."""
-        pooling_kernels.pool(
-            view.index_I, view.keys_R, view.rows_RW, self.default_W, signs.sign_N, signs.weight_N, signs.offset_SB1,
-            self._slot_S7, self._padding_S, out, mask,
-        )  # fmt: skip
-
-    def inputs_of(self, view: TableView, signs: TableSigns, num_samples: int) -> dict[str, NDArray[Any]]:
-        """The graph's inputs of these slots, in arrays of their own."""
-        out, mask = self.buffers(num_samples)
-        self.pool(view, signs, out, mask)
-        return self.named(out, mask, num_samples)
-
-    def named(self, out: F32, mask: NDArray[np.bool_], num_samples: int) -> dict[str, NDArray[Any]]:
-        """The graph's inputs of these slots, as parts of the arrays of `buffers`."""
-        found: dict[str, NDArray[Any]] = {}
-        for each in self._inputs:
-            values = mask if each.is_mask else out
-            begin, end = num_samples * each.begin, num_samples * each.end
-            found[each.name] = values[begin:end].reshape(num_samples, *each.shape)
-        return found
 
 
 class ServingModel:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
@@ -20,6 +21,8 @@ from headrace.trainer.status.freshness import EventTimes
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
+ItemSource = tuple[str, ...] | pa.Table
+"""Files of a catalogue on this machine, or globs of them; or the fields of the items that came with an export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class ReplicaUpdate:
     show, click and the day of which they are."""
     decays: Mapping[str, DayDecay] = field(default_factory=dict)
     """Of each table of statistics of rows among `memories`: the day of the version, and the rates up to it."""
+    items: ItemSource | None = None
+    """The catalogue of items to retrieve, where the source has one; None: that of the version before."""
     event_times: EventTimes | None = None
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 

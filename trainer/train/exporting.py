@@ -44,7 +44,7 @@ from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.models.contract import Shape
 from headrace.trainer.rank0.parts import RankZero
-from headrace.trainer.retrieval_config import describe_retrieval
+from headrace.trainer.retrieval_config import catalogue_files, describe_retrieval
 from headrace.trainer.spec.changes import schema_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import FrozenModel, TraceFailed, trace
@@ -104,16 +104,20 @@ class ExportStager:
     def stage(self, request: ExportRequest, folder: Path) -> None:
         """Write all that is available into `folder`, for a version whose pass is closed. Raises Unwritable."""
         section = request.section
-        learnt = {name: row.tolist() for name, row in self._default_rows().items()}
-        described = describe(self._schema, self._tables, self._tasks, section, learnt, self._features, self._retrieval)
-        _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
         why = {"onnx": self._why, "golden": ""}
-        if not self._why:
-            os.link(self._template, folder / TEMPLATE)
+        self.stage_model(section, folder)
         golden, why["golden"] = self._golden(section)
         if golden is not None:
             _put(folder / GOLDEN, golden)
         _put(folder / WHY, json.dumps(why).encode())
+
+    def stage_model(self, section: ExportSection, folder: Path) -> None:
+        """Write model.json and, if there is one, the template of the graph. Raises Unwritable."""
+        learnt = {name: row.tolist() for name, row in self._default_rows().items()}
+        described = describe(self._schema, self._tables, self._tasks, section, learnt, self._features, self._retrieval)
+        _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
+        if not self._why:
+            os.link(self._template, folder / TEMPLATE)
 
     def _default_rows(self) -> dict[str, F32]:
         """The learnt default rows, as they are now."""
@@ -191,7 +195,7 @@ def open_exporting(
     stager = None
     if job.exports:
         scratch = config.store / STAGES / "template"
-        retrieval = describe_retrieval(job.retrieval, job.model.settings, config.folder)
+        retrieval = describe_retrieval(job.retrieval, job.model.settings)
         stager = ExportStager(model, schema, job, scratch, holders.dense.tensors, look, retrieval)
         holders.observer.watch(stager.saw)
     guards = rank0.guards
@@ -212,6 +216,7 @@ def open_exporting(
         trouble=rank0.trouble,
         exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,
         other_slots=_has_other_slots(rank0.beginning.commit, schema),
+        catalogue=catalogue_files(job.retrieval, config.folder),
     )
     configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
     exporting = ExportCoordinator(setting, ExporterProcess(configuration), rank0.operator.note)

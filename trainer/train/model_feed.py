@@ -33,7 +33,7 @@ from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.default_rows import default_rows_of, widths_of
 from headrace.trainer.models.contract import Declared, Shape
 from headrace.trainer.rank0.parts import RankZero
-from headrace.trainer.retrieval_config import describe_retrieval
+from headrace.trainer.retrieval_config import catalogue_files, describe_retrieval
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import TraceFailed, trace
@@ -67,6 +67,8 @@ class FeedContent:
     """Why the model cannot be published at all."""
     memories: tuple[str, ...] = ()
     """The tables of histories and counters, whose rows shards publish as they are, and of statistics of rows."""
+    catalogue: tuple[str, ...] = ()
+    """The files of the catalogue of items, for replicas of this machine."""
 
     @classmethod
     def of(
@@ -93,7 +95,7 @@ class FeedContent:
 
         widths = widths_of(schema, job.tables)
         features = describe_features(job.pipe, schema)
-        retrieval = describe_retrieval(job.retrieval, job.model.settings, config.folder)
+        retrieval = describe_retrieval(job.retrieval, job.model.settings)
         facts = job.name, rank0.beginning.timeline, config.generation
         closes = holders.closes
         latest_s = lambda: closes.latest_event_s  # noqa: E731
@@ -103,7 +105,8 @@ class FeedContent:
         trouble = f"its model has {size >> 20} MiB, more than a message: follow its exports instead"
         trouble = trouble if size > feed_messages.MAX_MESSAGE_BYTES // 2 else ""
         memories = tuple(remembered_of(schema))
-        return cls(*facts, holders.dense.published, described, onnx, latest_s, closes.event_times, trouble, memories)
+        times, files = closes.event_times, catalogue_files(job.retrieval, config.folder)
+        return cls(*facts, holders.dense.published, described, onnx, latest_s, times, trouble, memories, files)
 
 
 class ModelFeed:
@@ -212,6 +215,7 @@ class ModelFeed:
         is_changed, self._model = model != self._model, model
         facts = {"job": content.job, "timeline": content.timeline, "generation": content.generation, "model": model}
         facts |= {"memories": list(content.memories)} if content.memories else {}
+        facts |= {"catalogue": list(content.catalogue)} if content.catalogue and self._tls is None else {}
         for subscription in self._subscribers.now():
             if subscription in new:
                 subscription.put([feed_messages.introduction(facts, self._onnx)])

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.formats.arrow_columns import hash_texts
 from headrace.errors import BadInput
-from headrace.trainer.replica.serving_model import I64, NO_WEIGHTS, InferenceInputs, ServingModel, TableSigns
-from headrace.trainer.replica.updates import F32, U64
+from headrace.trainer.serving.slot_layout import F32, I64, NO_WEIGHTS, U64, InferenceInputs, TableSigns
 
 MAX_ITEMS = 1 << 20
 """Most items of a catalogue: their vectors are computed anew for each version."""
@@ -117,9 +116,12 @@ def files_of(patterns: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read_catalogue(patterns: Sequence[str], slot: str, item_slots: Sequence[str], model: ServingModel) -> ItemCatalogue:
-    """Read the files. `slot` tells items apart. Raises CatalogueRefused: nothing of it may then be used."""
-    by_name = {each["name"]: each for each in model.slots if each["name"] in item_slots}
+def read_catalogue(
+    patterns: Sequence[str], slot: str, item_slots: Sequence[str], described: Sequence[Mapping[str, Any]]
+) -> ItemCatalogue:
+    """Read the files. `slot` tells items apart; `described`: the slots of model.json. Raises CatalogueRefused: nothing
+    of it may then be used."""
+    by_name = {each["name"]: each for each in described if each["name"] in item_slots}
     tables, num_items, num_bytes = [], 0, 0
     for path in files_of(patterns):
         table, size = _table(path, by_name, MAX_BYTES - num_bytes)
@@ -131,6 +133,16 @@ def read_catalogue(patterns: Sequence[str], slot: str, item_slots: Sequence[str]
         whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
     except pa.ArrowException as error:
         raise CatalogueRefused(f"catalogue: its files do not fit together: {error}") from None
+    return catalogue_of(whole, slot, item_slots, described)
+
+
+def catalogue_of(
+    whole: pa.Table, slot: str, item_slots: Sequence[str], described: Sequence[Mapping[str, Any]]
+) -> ItemCatalogue:
+    """The catalogue of items whose fields are in memory, as in `read_catalogue`. Raises CatalogueRefused."""
+    by_name = {each["name"]: each for each in described if each["name"] in item_slots}
+    if len(whole) > MAX_ITEMS:
+        raise CatalogueRefused(f"catalogue: more than {MAX_ITEMS:,} items; an index has room for so many")
     if not len(whole):
         raise CatalogueRefused("catalogue: its files have no item")
     slots, dense = dict[str, ItemSigns](), dict[str, F32]()

@@ -1,0 +1,1 @@
+"""Rows and items in memory, as replicas and exports read them. Imports no torch."""
