@@ -53,6 +53,11 @@ class RowOptimizer(Section):
     """Whether weights follow from the state and the rate, as where kernels have `adapt`: a table keeps its schedule."""
 
     @property
+    def on_device(self) -> str | None:
+        """Name of the function of trainer.train.row_learning that learns alike on a device; None: there is none."""
+        return None
+
+    @property
     def paddle_rule(self) -> str | None:
         """The rule of Paddle's sparse tables that learns alike and has the same state; None: there is none."""
         return None
@@ -86,6 +91,11 @@ class Sgd(RowOptimizer):
     def paddle_rule(self) -> str:
         return "naive"
 
+    @property
+    @override
+    def on_device(self) -> str:
+        return "sgd"
+
     @override
     def numbers(self) -> list[float]:
         return [self.lr]
@@ -110,6 +120,11 @@ class Momentum(RowOptimizer):
     """Learning rate."""
     momentum: Beta = 0.9
     """Share of the last move that is in the next one."""
+
+    @property
+    @override
+    def on_device(self) -> str:
+        return "momentum"
 
     @override
     def numbers(self) -> list[float]:
@@ -143,6 +158,11 @@ class Adagrad(RowOptimizer):
     shared: ClassVar[tuple[str, ...]] = ("per",)
     lent: ClassVar[tuple[str, ...]] = ("initial",)
 
+    @property
+    @override
+    def on_device(self) -> str:
+        return f"adagrad_{self.per}"
+
     @override
     def numbers(self) -> list[float]:
         return [self.lr, self.epsilon]
@@ -173,6 +193,11 @@ class Adam(RowOptimizer):
     """Decay of the second moment."""
     epsilon: Positive = 1e-8
     """Added to the root."""
+
+    @property
+    @override
+    def on_device(self) -> str:
+        return "adam"
 
     @override
     def numbers(self) -> list[float]:

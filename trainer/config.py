@@ -121,7 +121,7 @@ else:
 class TrainSection(GrownSection):
     """How a training step works."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"max_ahead", "tune"})
+    later: ClassVar[frozenset[str]] = frozenset({"max_ahead", "tune", "rows", "rows_memory"})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "amp_white": TextKind.NAME,
         "amp_black": TextKind.NAME,
@@ -164,6 +164,12 @@ class TrainSection(GrownSection):
     """Scale of the loss with float16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": GPUs if there are any."""
+    rows: Literal["host", "device"] = "host"
+    """Where the rows of a step are read and learn (docs/gpu.md). "host": on the shards. "device": in memory of the
+    trainer's device; rows that change go back to the shard, which is in the trainer, at the close of each pass."""
+    rows_memory: PositiveSize | None = None
+    """With rows = "device": about the most memory of the device for them. Rows that find no room travel for each step;
+    after each pass those that most steps read get the room. Unset: there is no bound."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of torch in each trainer; unless set, an equal share of the machine's cores."""
     matmul: Literal["measured", "mkl", "onednn"] = "measured"

@@ -107,6 +107,11 @@ class TableStatus(Struct, frozen=True, kw_only=True):
     new_rows: int | None = None
     unadmitted: int | None = None
     dirty_rows: int | None = None
+    device_rows: Annotated[int | None, gauge("headrace_device_rows", "Rows that learn on the trainer's device")] = None
+    device_bytes: Annotated[int | None, gauge("headrace_device_row_bytes", "Memory of the device for them")] = None
+    device_apart: Annotated[
+        float | None, gauge("headrace_device_rows_apart", "Share of the rows read in a pass that had no room there")
+    ] = None
     rows_by_slot: Annotated[
         Counts, gauge("headrace_slot_rows", "Rows of a slot; slots that share rows have the same ones", "slot")
     ] = {}

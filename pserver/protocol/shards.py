@@ -20,7 +20,6 @@ from headrace.pserver.protocol.commit_parts import ShardCommitPart as ShardCommi
 from headrace.pserver.protocol.histories import Answers, Questions
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.shard_command import ShardCommand
-from headrace.pserver.protocol.table_operations import sum_by_group
 from headrace.traffic import Links
 
 F32 = NDArray[np.float32]
@@ -37,6 +36,15 @@ def absent(rows_UD: F32) -> NDArray[np.bool_]:
     """(U,) which pulled rows belong to keys that read a learnt default row."""
     marked_U: NDArray[np.bool_] = rows_UD.view(np.uint32)[:, 0] == ABSENT_BITS
     return marked_U
+
+
+class Floats(Protocol):
+    """(U, E) floats of rows: an array or, where rows are on a device (pserver.rows.placed_rows), a tensor there."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """U, then the floats of a row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +64,16 @@ class Gradients:
     show_U: F32
     click_U: F32
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(U, D)."""
+        return self.grads_UD.shape
+
     def copied(self) -> "Gradients":
         """The same in arrays of their own."""
         return Gradients(self.grads_UD.copy(), self.show_U.copy(), self.click_U.copy())
 
-    def chosen(self, at: NDArray[Any]) -> "Gradients":
+    def chosen(self, at: NDArray[Any] | slice) -> "Gradients":
         """Those of some keys, by their places or a mask."""
         return Gradients(self.grads_UD[at], self.show_U[at], self.click_U[at])
 
@@ -74,47 +87,6 @@ class StepScale:
     """The samples of a step over all ranks, for `grad_scale = "show"` and `"sum"`."""
 
     batch_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class TableStats:
-    """Counts of one table over all shards."""
-
-    num_rows: int
-    num_bytes: int
-    """Memory of rows and index."""
-    new_rows: int
-    """Rows made in the open or last pass."""
-    rows_by_group: Mapping[int, int]
-    dirty_rows: int = 0
-    """Rows changed since the last commit, on the fullest shard."""
-    max_dirty_rows: int | None = None
-    """Most dirty rows of one shard before its memory is full; None: memory is not bounded."""
-    sweeping: bool = False
-    """Whether rows that a shrink deleted are still being removed."""
-    unadmitted: int = 0
-    """Records of keys without admission, in the open or last pass."""
-    new_by_group: Mapping[int, int] = field(default_factory=dict)
-    """Rows made in the open or last pass, by slot group: a function of the log, also while rows are removed."""
-    frozen_groups: tuple[int, ...] = ()
-    """Slot groups whose rows do not learn; the same on all shards."""
-
-    @classmethod
-    def total(cls, shards: Sequence["TableStats"]) -> "TableStats":
-        """The counts of all shards."""
-        fullest = max(shards, key=lambda each: each.dirty_rows)
-        return cls(
-            sum(each.num_rows for each in shards),
-            sum(each.num_bytes for each in shards),
-            sum(each.new_rows for each in shards),
-            sum_by_group(each.rows_by_group for each in shards),
-            fullest.dirty_rows,
-            fullest.max_dirty_rows,
-            any(each.sweeping for each in shards),
-            sum(each.unadmitted for each in shards),
-            sum_by_group(each.new_by_group for each in shards),
-            shards[0].frozen_groups,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +135,7 @@ class Shards(Protocol):
         """Make a batch's keys ready. With `learn` = False the batch is only predicted and changes nothing."""
         ...
 
-    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+    def pull(self, batch: Prepared, deadline: Deadline) -> Mapping[str, Floats]:
         """(U, D) rows of a batch by table.
 
         With `learn` and without admission, a key without a row reads its initial value; otherwise it reads zeros. If
@@ -194,7 +166,7 @@ class Shards(Protocol):
         following: Prepared | None,
         scale: StepScale,
         deadline: Deadline,
-    ) -> dict[str, F32] | None:
+    ) -> Mapping[str, Floats] | None:
         """Push step `step` of this rank, then pull the rows of its step `step + 1 + k`, of the batch `following`.
 
         `batch` and `gradients` are None on a rank without further batches (it still takes part); `gradients` alone is

@@ -15,7 +15,7 @@ Shapes: U rows, D weights of a row, V of them in the vector.
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -112,9 +112,7 @@ def rounded_rows(rows: Mapping[str, F32], wires: Mapping[str, TableWire]) -> dic
 
 def rounded_gradients(pushes: Mapping[str, Gradients], wires: Mapping[str, TableWire]) -> dict[str, Gradients]:
     """Gradients by table after a journey."""
-    return {
-        name: Gradients(rounded(push.grads_UD, wires[name]), push.show_U, push.click_U) for name, push in pushes.items()
-    }
+    return {name: replace(push, grads_UD=rounded(push.grads_UD, wires[name])) for name, push in pushes.items()}
 
 
 def _readonly(array: NDArray[Any]) -> NDArray[Any]:

@@ -4,12 +4,14 @@ Shapes: U rows of one rank's push, M rows of the merged one, D weights of a row,
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
 from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.kernels import EMPTY, find_or_reserve
 
 F32 = NDArray[np.float32]
@@ -41,6 +43,12 @@ def add_push(place_H, rows_M, grads_MD, show_M, click_M, count, rows_U, grads_UD
             for d in range(grads_UD.shape[1]):
                 grads_MD[m, d] += grads_UD[u, d]
     return count
+
+
+def frozen_gradients(gradients: Gradients) -> Gradients:
+    """The same, read-only, as kernels have them."""
+    arrays = frozen(gradients.grads_UD), frozen(gradients.show_U), frozen(gradients.click_U)
+    return replace(gradients, grads_UD=arrays[0], show_U=arrays[1], click_U=arrays[2])
 
 
 def merge(pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:

@@ -22,6 +22,7 @@ from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.eviction import FREE
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.slab import Slab, SlabMaker
 from headrace.pserver.rows.stored_rows import DeletedRows, StoredRows
 from headrace.pserver.rows.table_rows import I32, MAX_LOAD, MAX_ROWS, U32, RowArrays, row_bytes_of
 
@@ -76,13 +77,14 @@ class RowCache(RowArrays):
         waiting: Callable[[], int],
         touched: Callable[[], int],
         is_deleted: DeletedRows,
+        slab: SlabMaker = Slab,
     ) -> None:
         """`waiting` counts the rows that wait for a commit: changed since the last one, and in flight. `touched` counts
         those of them that the open pass changed, which no commit takes before its close. `is_deleted` says which rows
         of the store are deleted."""
         bound = CacheBound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
-        super().__init__(name, settings, seed, room=self.max_rows, bounded=True)
+        super().__init__(name, settings, seed, room=self.max_rows, bounded=True, slab=slab)
         self.stored = StoredRows(HEAD + self.width, is_deleted)
         self._waiting, self._touched = waiting, touched
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)

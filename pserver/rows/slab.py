@@ -158,3 +158,11 @@ class Slab:
 
     def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
         return join(*digest_rows(self.slab_RW.view(np.uint32), columns, rows_U, multipliers))
+
+
+class SlabMaker(Protocol):
+    """Makes the array of a table's floats: `Slab`, or one whose rows learn elsewhere (pserver.rows.placed_rows)."""
+
+    def __call__(self, room: int, settings: RowSettings, table_seed: np.uint64, /) -> Slab:
+        """A slab with room for so many rows."""
+        ...

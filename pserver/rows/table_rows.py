@@ -25,7 +25,7 @@ from headrace.pserver.rows.arrays import frozen as frozen
 from headrace.pserver.rows.initial_values import table_seed_of
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.row_settings import RowSettings
-from headrace.pserver.rows.slab import RowFloats, Slab
+from headrace.pserver.rows.slab import RowFloats, Slab, SlabMaker
 from headrace.pserver.rows.split_slab import SplitSlab
 from headrace.pserver.rows.stored_rows import StoredRows
 
@@ -60,9 +60,17 @@ class RowArrays:
     """Most rows that may wait for a commit; None: no bound."""
 
     def __init__(
-        self, name: str, settings: RowSettings, seed: int, room: int | None = None, *, bounded: bool = False
+        self,
+        name: str,
+        settings: RowSettings,
+        seed: int,
+        room: int | None = None,
+        *,
+        bounded: bool = False,
+        slab: SlabMaker = Slab,
     ) -> None:
-        """`room` is the initial capacity in rows; with `bounded` it never grows."""
+        """`room` is the initial capacity in rows; with `bounded` it never grows. `slab` makes the array of floats where
+        no vector joins later."""
         self._name, self.settings = name, settings
         """How rows are initialised and learn."""
         self.num_weights = settings.num_weights
@@ -84,7 +92,7 @@ class RowArrays:
         self.floats: RowFloats = (
             SplitSlab(room, settings, self.seed, self.moving, bounded=bounded)
             if settings.extends
-            else Slab(room, settings, self.seed)
+            else slab(room, settings, self.seed)
         )
         """Weights and optimizer state."""
         self.columns: dict[str, NDArray[Any]] = {column: allocate((room,), dtype) for column, dtype in COLUMNS.items()}

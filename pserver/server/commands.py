@@ -28,8 +28,9 @@ from headrace.pserver.protocol.shard_command import (
     PlainCommand,
     ShardCommand,
 )
-from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
+from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.rows.digest import add
 from headrace.pserver.server.pass_state import CallVerdict
 from headrace.pserver.server.shard_host import ShardHost

@@ -14,6 +14,7 @@ from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.shard_command import ShardCommand
 from headrace.pserver.protocol.shards import (
     F32,
+    Floats,
     Gradients,
     Keys,
     Prepared,
@@ -21,10 +22,11 @@ from headrace.pserver.protocol.shards import (
     StepScale,
 )
 from headrace.pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
+from headrace.pserver.rows.placed_rows import PlacedMaker
 from headrace.pserver.server.commands import ClosePass, OpenPass, Recall, SendJoinEvents
 from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.pushes import Push, ResolvedBatch
-from headrace.pserver.server.shard import Shard
+from headrace.pserver.server.shard import NONE_PLACED, Shard
 from headrace.pserver.server.shard_host import ShardHost
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.traffic import Links
@@ -36,11 +38,17 @@ class EmbeddedShards:
     One thread calls `prepare`, one `recall` and `join`, one writes and settles snapshots, one makes the other calls.
     """
 
-    def __init__(self, config: ShardProcess, num_threads: int = 1, feed_at: TlsEndpoint | None = None) -> None:
+    def __init__(
+        self,
+        config: ShardProcess,
+        num_threads: int = 1,
+        feed_at: TlsEndpoint | None = None,
+        placed: Mapping[str, PlacedMaker] = NONE_PLACED,
+    ) -> None:
         """`feed_at`: where the live feed is served, if not at loopback. Rows and gradients are rounded as if they
-        travelled."""
+        travelled. `placed`: tables whose rows learn on a device of this process, and their slabs."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(config, self._pool)
+        self._shard = Shard(config, self._pool, placed)
         self._wires = wires_of(config.tables, config.wire)
         self._ledger = PassState(1, policy_of(config.mode, merge=config.merge, max_ahead=config.max_ahead))
         self._host = ShardHost(self._shard, self._ledger, lambda: feed_at)
@@ -59,7 +67,7 @@ class EmbeddedShards:
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
         return self._shard.resolve(tables, learn=learn)
 
-    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, Floats]:
         mine, before = _own(batch), self._predicted
         if before is not None and before is not mine:
             self._shard.release(before)
@@ -69,7 +77,7 @@ class EmbeddedShards:
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
         batch = self._shard.resolve(tables, learn=False)
         try:
-            return self._rows(batch)
+            return self._host_rows(batch)
         finally:
             self._shard.release(batch)
 
@@ -84,7 +92,7 @@ class EmbeddedShards:
         following: Prepared | None,
         scale: StepScale,
         deadline: Deadline,
-    ) -> dict[str, F32] | None:
+    ) -> dict[str, Floats] | None:
         push = None
         if batch is not None and gradients:
             push = Push(_own(batch), rounded_gradients(gradients, self._wires), scale.batch_samples)
@@ -100,7 +108,10 @@ class EmbeddedShards:
                 self._shard.release(_own(batch))
         return None if following is None else self._rows(_own(following))
 
-    def _rows(self, batch: ResolvedBatch) -> dict[str, F32]:
+    def _rows(self, batch: ResolvedBatch) -> dict[str, Floats]:
+        return {**self._host_rows(batch), **self._shard.placed(batch)}
+
+    def _host_rows(self, batch: ResolvedBatch) -> dict[str, F32]:
         return rounded_rows(self._shard.rows(batch), self._wires)
 
     def unanswered(self) -> Sequence[int]:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from headrace.pserver.feed.publisher import ShardFeed
 from headrace.pserver.protocol.histories import slot_of
 from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.placement import Placement
-from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart
+from headrace.pserver.protocol.shards import F32, Floats, Gradients, Keys, ShardCommitPart
 from headrace.pserver.protocol.table_operations import (
     SetTables,
     ShrinkRows,
@@ -32,28 +34,38 @@ from headrace.pserver.protocol.table_operations import (
 )
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
 from headrace.pserver.rows.digest import add
-from headrace.pserver.rows.gradient_merge import merge, merge_by_key
+from headrace.pserver.rows.gradient_merge import frozen_gradients, merge, merge_by_key
 from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.placed_rows import PlacedMaker
 from headrace.pserver.rows.table_rows import I32
 from headrace.pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
 from headrace.pserver.tables.pass_clock import PassClock
 from headrace.pserver.tables.pass_histories import PassHistories
 from headrace.pserver.tables.pass_joins import PassJoins
+from headrace.pserver.tables.placed_table import PlacedTable
 from headrace.pserver.tables.sweeping import Sweeper, run
 from headrace.pserver.tables.table import ShardTable
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.timeline import Span, recorded
 
+NONE_PLACED: Mapping[str, PlacedMaker] = MappingProxyType({})
+"""No table's rows learn on a device."""
+
 
 class Shard:
     """The tables of one shard."""
 
-    def __init__(self, config: ShardProcess, pool: ThreadPoolExecutor | None = None) -> None:
-        """`pool`: for the rows of large batches."""
+    def __init__(
+        self,
+        config: ShardProcess,
+        pool: ThreadPoolExecutor | None = None,
+        placed: Mapping[str, PlacedMaker] = NONE_PLACED,
+    ) -> None:
+        """`pool`: for the rows of large batches. `placed`: tables whose rows learn on a device, and their slabs."""
         buckets = Placement.even(config.num_shards).buckets_of(config.shard)
         clips = not MODES.load(config.mode).copies_rows
         self.tables = {
-            name: ShardTable(name, section, config.seed, pool, config.groups, buckets, clips=clips)
+            name: _table(name, section, config.seed, pool, config.groups, buckets, clips=clips, placed=placed.get(name))
             for name, section in config.tables.items()
         }
         parts, joins = config.parts, config.joins
@@ -102,6 +114,8 @@ class Shard:
             else:
                 find = table.rows.find_ahead if learn else table.rows.find
                 rows[name], again[name] = find(keys.keys_U), keys
+            if learn:
+                table.expect(rows[name])
         return ResolvedBatch(learn, rows, again)
 
     @recorded(Span.PULL)
@@ -114,23 +128,38 @@ class Shard:
     ) -> dict[str, F32]:
         """(U, D) the present rows of a part of a batch, by table, in arrays made by `empty`.
 
-        `without`: (U,) which of them are left out, by table.
+        `without`: (U,) which of them are left out, by table. Those to learn on a device are not among them: `placed`.
         """
         found = {}
         for name, all_U in batch.rows.items():
             table, places = self.tables[name], part.of(name)
-            if places is None:
+            if places is None or (batch.learn and isinstance(table, PlacedTable)):
                 continue
             rows_U = all_U[~without[name]] if name in without else all_U[places]
             if not batch.learn:
                 found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U, empty)
-            elif name in batch.keys:
-                batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
-                batch.admitted[name] = table.num_admitted
-                found[name] = table.to_learn(batch.known[name], empty)
             else:
-                found[name] = table.to_learn(frozen(rows_U), empty)
+                found[name] = table.to_learn(self._present(batch, name, rows_U), empty)
         return found
+
+    def _present(self, batch: ResolvedBatch, name: str, rows_U: I32) -> I32:
+        """The rows of a batch to learn from, as they are now."""
+        table = self.tables[name]
+        if name not in batch.keys:
+            return frozen(rows_U)
+        batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
+        batch.admitted[name] = table.num_admitted
+        return batch.known[name]
+
+    @recorded(Span.PULL)
+    def placed(self, batch: ResolvedBatch) -> dict[str, Floats]:
+        """(U, D) the present rows of a batch to learn from, by table whose rows are on a device."""
+        tables = {name: self.tables[name] for name in batch.rows if batch.learn}
+        return {
+            name: table.read(self._present(batch, name, batch.rows[name]))
+            for name, table in tables.items()
+            if isinstance(table, PlacedTable)
+        }
 
     def early_rows(self, batch: ResolvedBatch, masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, F32]:
         """(E, D) the present rows that are marked, by table."""
@@ -150,7 +179,7 @@ class Shard:
             if any(len(rows_U) for rows_U, _ in parts):
                 rows_U, merged = merge(parts)
                 table.learn_after(learnt, version - 1)
-                table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
+                table.apply(frozen(rows_U), frozen_gradients(merged), batch_samples, version)
             if unknown:
                 keys, seen = merge_by_key(unknown)
                 since = min(push.batch.admitted[name] for push in mine if name in push.batch.keys)
@@ -171,11 +200,9 @@ class Shard:
             if places is None or (push.part.number and (name in push.batch.keys)):
                 raise InvalidShardCall(f"gradients of table {name!r} in part {push.part.number} of an exchange")
             shape = (len(push.batch.rows[name][places]), self.tables[name].rows.num_weights)
-            fits = gradients.grads_UD.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
+            fits = gradients.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
             if not fits:
-                raise InvalidShardCall(
-                    f"gradients of table {name!r} have shape {gradients.grads_UD.shape}, not {shape}"
-                )
+                raise InvalidShardCall(f"gradients of table {name!r} have shape {gradients.shape}, not {shape}")
 
     def release(self, batch: ResolvedBatch) -> None:
         """The batch is not used any more: its rows need not stay in memory."""
@@ -279,14 +306,18 @@ class Shard:
             self._stores.close()
 
 
+def _table(*args: Any, placed: PlacedMaker | None, **kwargs: Any) -> ShardTable:
+    return ShardTable(*args, **kwargs) if placed is None else PlacedTable(*args, slab=placed, **kwargs)
+
+
 def _known(push: Push, name: str) -> tuple[I32, Gradients]:
     """The part of a push for existing rows."""
     gradients = push.gradients[name]
     if name not in push.batch.keys:
-        return frozen(push.batch.rows[name][push.part.of(name)]), _frozen(gradients)
+        return frozen(push.batch.rows[name][push.part.of(name)]), frozen_gradients(gradients)
     rows_U = push.batch.known[name]
     present_U = rows_U != EMPTY
-    return frozen(rows_U[present_U]), _frozen(gradients.chosen(present_U))
+    return frozen(rows_U[present_U]), frozen_gradients(gradients.chosen(present_U))
 
 
 def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
@@ -295,7 +326,3 @@ def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
         return None
     keys, absent_U = push.batch.keys[name], push.batch.known[name] == EMPTY
     return Keys(keys.keys_U[absent_U], keys.group_U[absent_U]), push.gradients[name].chosen(absent_U)
-
-
-def _frozen(gradients: Gradients) -> Gradients:
-    return Gradients(frozen(gradients.grads_UD), frozen(gradients.show_U), frozen(gradients.click_U))

@@ -29,7 +29,7 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.feed.table_changes import TableFeed
 from headrace.pserver.lifecycle.aging import TableAging
 from headrace.pserver.lifecycle.deletions import Deletions, by_group
-from headrace.pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
+from headrace.pserver.protocol.shards import F32, U16, U64, Gradients
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
     ClearSlot,
@@ -41,13 +41,15 @@ from headrace.pserver.protocol.table_operations import (
     TableOperation,
     UnfreezeSlot,
 )
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.protocol.wire import is_exact
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from headrace.pserver.rows.dirty_rows import DirtyRows
+from headrace.pserver.rows.gradient_merge import frozen_gradients
 from headrace.pserver.rows.row_cache import RowCache
 from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
-from headrace.pserver.rows.slab import Slab
+from headrace.pserver.rows.slab import Slab, SlabMaker
 from headrace.pserver.rows.split_work import WorkSplitter
 from headrace.pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
 from headrace.pserver.tables.snapshots import TableSnapshot as TableSnapshot
@@ -72,9 +74,10 @@ class ShardTable:
         buckets: tuple[int, int] = ALL_BUCKETS,
         *,
         clips: bool = True,
+        slab: SlabMaker = Slab,
     ) -> None:
         """`groups` are the slot groups by slot, `buckets` those of the shard. `clips`: whether `clip_norm` is for the
-        gradients of steps; if not, trainers have clipped what is in their sums."""
+        gradients of steps; if not, trainers have clipped what is in their sums. `slab`: as in RowArrays."""
         self.name, self.section, self._clips = name, section, clips
         self._groups = dict(groups or {})
         settings, self._halves = RowSettings.of(section, self._groups), WorkSplitter(pool)
@@ -83,7 +86,7 @@ class ShardTable:
         """The rows changed since the last commit."""
         self.deletions = Deletions(self._life, self.dirty)
         """Deleted rows, and the numbers of rows."""
-        self.rows = self.deletions.rows = self._rows_of(settings, seed)
+        self.rows = self.deletions.rows = self._rows_of(settings, seed, slab)
         """The rows in memory, found and reserved by key."""
         self._selection = SlotAdmission(settings.classes, int(self.rows.seed), buckets)
         parts = self.rows, self._life, self._selection
@@ -102,9 +105,9 @@ class ShardTable:
         self.num_admitted = 0
         """Keys of a selective table that got a row since the start."""
 
-    def _rows_of(self, settings: RowSettings, seed: int) -> RowArrays:
+    def _rows_of(self, settings: RowSettings, seed: int, slab: SlabMaker) -> RowArrays:
         if self.section.memory is None:
-            return RowArrays(self.name, settings, seed)
+            return RowArrays(self.name, settings, seed, slab=slab)
         return RowCache(
             self.name,
             settings,
@@ -113,6 +116,7 @@ class ShardTable:
             waiting=self._num_waiting,
             touched=lambda: self._num_touched,
             is_deleted=self.deletions.is_deleted,
+            slab=slab,
         )
 
     @property
@@ -184,16 +188,22 @@ class ShardTable:
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
         """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
-        grads_UD = self._scaled(push, batch_samples)
         with self.rows.moving:
             self.rows.open_version = version
-            group_R, learn = self.rows.columns["group"], self.rows.floats.learn
             learning_U = self._learning(rows_U)
-            learns_U, grads_UD = frozen(rows_U[learning_U]), frozen(grads_UD[learning_U])
+            learns_U = frozen(rows_U[learning_U])
             passes_U = self._passes(learns_U, version)
             self._life.bring(self.deletions.statistics(), rows_U, version)
-            self._halves.do(len(learns_U), lambda begin, end: learn(learns_U, grads_UD, group_R, begin, end, passes_U))
+            self._learn(learns_U, frozen_gradients(push.chosen(learning_U)), batch_samples, passes_U)
             self._record(rows_U, push, version)
+
+    def _learn(self, rows_U: I32, push: Gradients, batch_samples: int, passes_U: U32 | None) -> None:
+        """Apply gradients to rows. `passes_U`: as RowSettings.learn."""
+        grads_UD, group_R, learn = self._scaled(push, batch_samples), self.rows.columns["group"], self.rows.floats.learn
+        self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end, passes_U))
+
+    def expect(self, rows_U: I32) -> None:
+        """A later step reads these rows. Any thread."""
 
     def _learning(self, rows_U: I32) -> NDArray[np.bool_] | slice:
         """Which of the rows are in slots that are not frozen."""
@@ -334,8 +344,12 @@ class ShardTable:
             self._life.close(self.deletions.statistics(), touched, before)
             self.dirty.touch(self.rows.marks_R, touched)
             self.feed.note_changed(touched)  # before operations, which report the rows they delete
+            self._settle(frozen(touched))
             self._num_touched, self.rows.open_version = 0, NO_VERSION
             return self.overview.digest_of(touched)
+
+    def _settle(self, rows_U: I32) -> None:
+        """The pass has changed these rows; within `moving`."""
 
     # --- operations ------------------------------------------------------------------------------------------------
 

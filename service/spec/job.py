@@ -20,6 +20,7 @@ from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
 from headrace.trainer.predict.after_training import check_after, check_evaluator
 from headrace.trainer.predict.config import EvaluatorSection, PredictionRequest
 from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.spec.device_rules import check_device_rows
 from headrace.validation import naming_entries
 
 
@@ -105,6 +106,7 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         spec.dense.check_trainers(spec.cluster.num_trainers)
         check_elastic(spec)
         check_in_batch(spec)
+        check_device_rows(spec, spec.cluster.num_shards, spec.cluster.wire)
         if spec.predict is not None:
             check_after(spec.predict, spec)
         check_evaluator(spec.evaluator, spec)

@@ -40,6 +40,9 @@ STATUS = {
         "default": {
             "rows": 4321,
             "bytes": 8192,
+            "device_rows": 3000,
+            "device_bytes": 6000,
+            "device_apart": 0.25,
             "rows_by_slot": {"user": 4000},
             "bytes_by_slot": {"user": 7500},
         }

@@ -12,7 +12,7 @@ from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, SpecError
 from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.trainer.checkpoint.commits import MANIFEST, Commit, Commits
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.coordinator import ExportCoordinator

@@ -12,7 +12,6 @@ from headrace.deadline import Deadline
 from headrace.errors import NotYet, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import LAST_DAY
-from headrace.pserver.protocol.shards import TableStats
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
     ClearSlot,
@@ -21,6 +20,7 @@ from headrace.pserver.protocol.table_operations import (
     SetTables,
     ShrinkRows,
 )
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.server.commands import CountRows, JobCounts
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.job_status import OperationsStatus

@@ -30,7 +30,7 @@ from headrace.pserver.protocol.commit_parts import TableFacts
 from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from headrace.pserver.protocol.parts import Part
 from headrace.pserver.protocol.shard_command import reply_from
-from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
+from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
     ExportCut,
@@ -39,6 +39,7 @@ from headrace.pserver.protocol.table_operations import (
     ShrinkRows,
     ShrinkSurvey,
 )
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.server.commands import (
     CountRows,
     Explain,

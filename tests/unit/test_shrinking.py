@@ -10,8 +10,8 @@ from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import NotYet, SpecError
 from headrace.pserver.config import SlotLife, TableSection
-from headrace.pserver.protocol.shards import TableStats
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.trainer.journal.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
 from headrace.trainer.rank0.operations import ClosingPass
 from headrace.trainer.rank0.shrink_guard import rule_of

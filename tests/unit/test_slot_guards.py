@@ -13,7 +13,7 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, SlotSum
 from headrace.dataset.spec.config import MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
-from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.trainer.exports.gates import GateFacts, check_gates
 from headrace.trainer.guard_config import GatesSection, GuardBounds, GuardsSection
 from headrace.trainer.rank0.operations import ClosingPass

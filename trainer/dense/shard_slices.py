@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headrace.deadline import Deadline
 from headrace.pserver.config import DENSE_SLICES, SLICE_FLOATS
-from headrace.pserver.protocol.shards import F32, Gradients, Keys
+from headrace.pserver.protocol.shards import F32, Floats, Gradients, Keys
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.flat_parameters import FlatParameters, clip
 from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
@@ -95,10 +95,11 @@ class ShardDense(DenseStrategy):
     def slices(self) -> Mapping[str, Keys]:
         return {DENSE_SLICES: self._keys} if len(self._keys.keys_U) else {}
 
-    def take(self, rows: Mapping[str, F32]) -> None:
+    def take(self, rows: Mapping[str, Floats]) -> None:
         """Where each layer waits for its own parameters, later ones may come during the forward
         pass."""
         if (rows_SF := rows.get(DENSE_SLICES)) is not None:
+            assert isinstance(rows_SF, np.ndarray), "slices are on no device"
             self._coming, self._num_taken = rows_SF, 0
             if not self._by_layer:
                 self._take_to(len(self._initial))

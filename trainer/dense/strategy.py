@@ -14,7 +14,7 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
+from headrace.pserver.protocol.shards import Floats, Gradients, Keys, Shards
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.batch_norms import Buffers
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, NamedTensors, digest_of
@@ -85,7 +85,7 @@ class DenseStrategy:
         """The keys that this strategy keeps on the shards, by table: pulled and pushed with every learnt batch."""
         return {}
 
-    def take(self, rows: Mapping[str, F32]) -> None:
+    def take(self, rows: Mapping[str, Floats]) -> None:
         """Use the rows of `slices` among those pulled for a step, before its forward pass."""
 
     def push(self) -> dict[str, Gradients]:

@@ -20,7 +20,7 @@ from headrace.dataset.samples.batch import F32
 from headrace.dataset.spec.schema import Schema
 from headrace.kernel_cache import njit
 from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.shards import absent
+from headrace.pserver.protocol.shards import ABSENT_BITS, Floats, absent
 
 PREFIX = "default_row."
 """Prefix before the table's name, in the names of dense tensors and in `headrace import --dense`."""
@@ -65,6 +65,17 @@ def sum_chosen_reference(grads_UD: F32, chosen_U: NDArray[np.bool_], out_D: F32)
     out_D[:] = total_D
 
 
+def _without_marks(rows_UD: Floats, default_D: Tensor) -> tuple[Floats, NDArray[np.bool_]]:
+    """As `without_marks`, wherever the rows are."""
+    if isinstance(rows_UD, np.ndarray):
+        return without_marks(rows_UD, default_D.cpu().numpy())
+    assert isinstance(rows_UD, Tensor), "rows are an array or a tensor"
+    absent_U = rows_UD.view(torch.int32)[:, :1] == int(ABSENT_BITS.view(np.int32))
+    width = len(default_D)
+    filled_UD = torch.where(absent_U, default_D, rows_UD[:, :width])
+    return torch.cat([filled_UD, rows_UD[:, width:]], 1), absent_U[:, 0].cpu().numpy()
+
+
 class DefaultRows:
     """The default rows of a job's tables. A table whose default row is zeros has none here, at no cost."""
 
@@ -76,14 +87,14 @@ class DefaultRows:
         """The rows by their names in the dense part."""
         return {PREFIX + name: row for name, row in self._rows.items()}
 
-    def filled(self, rows: Mapping[str, F32]) -> tuple[Mapping[str, F32], Readers]:
+    def filled(self, rows: Mapping[str, Floats]) -> tuple[Mapping[str, Floats], Readers]:
         """From pulled rows by table to rows as the model reads them; and which keys read a default row."""
         if not self._rows:
             return rows, {}
         found, readers = dict(rows), dict[str, NDArray[np.bool_]]()
         for name, row in self._rows.items():
             if name in rows:
-                found[name], readers[name] = without_marks(rows[name], row.detach().cpu().numpy())
+                found[name], readers[name] = _without_marks(rows[name], row.detach())
         return found, readers
 
     def learn(self, table: str, grads_UD: F32, readers: Readers) -> None:

@@ -1,6 +1,7 @@
 """From rows of keys to cells of a model, and from gradients of cells back to gradients of keys.
 
-Numba kernels do this on the CPU, torch operations on a GPU, with equal results up to rounding.
+Numba kernels do this on the CPU, torch operations on a GPU, with equal results up to rounding. Where rows are on the
+device (`train.rows`), torch operations do it in the order of the kernels, and gradients stay there.
 
 Shapes: as in trainer.features.lookup_kernels.
 """
@@ -8,17 +9,20 @@ Shapes: as in trainer.features.lookup_kernels.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.dataset.samples.batch import F32
-from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.protocol.shards import Floats, Gradients
+from headrace.pserver.rows.placed_rows import PlacedGradients
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import TableLookup
 from headrace.trainer.features.default_rows import DefaultRows, Readers
+from headrace.trainer.features.model_inputs import writable
 from headrace.trainer.features.training_batches import TrainingBatch
 
 NO_CELLS, NO_SCALES = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -28,27 +32,39 @@ NO_CELLS, NO_SCALES = np.empty(0, np.int32), np.empty(0, np.float32)
 class Pooling(Protocol):
     """Rows to cells and back, on one device."""
 
-    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+    def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """(C, D) cells of the first D floats of rows: a leaf tensor whose gradient autograd fills."""
         ...
 
-    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Floats, bool]:
         """(U, D) gradients summed by key, and whether all are finite."""
         ...
 
-    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+    def zeros(self, look: TableLookup) -> Floats:
+        """(U, D) sums of gradients before the first micro-batch."""
+        ...
+
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
         """Add those of a micro-batch to (U, D) sums, in the order of occurrences. Returns whether all are finite."""
         ...
 
 
-class KernelPooling:
+class _HostSums:
+    """Sums of gradients in arrays."""
+
+    def zeros(self, look: TableLookup) -> F32:
+        return np.zeros((len(look.keys.keys_U), look.table.width), np.float32)
+
+
+class KernelPooling(_HostSums):
     """Pooling by Numba kernels, on ranges of rows in a few threads. The number of threads does not change results."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pooling")
 
-    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+    def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
+        rows_UD = _array(rows_UD)
         shape = (look.num_cells, look.table.width)
         if look.cell_N is None:
             leaf = torch.empty(shape)
@@ -81,13 +97,13 @@ class KernelPooling:
             )
         return grads_UD, all(finite)
 
-    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
         if leaf.grad is None:
             return True
         cell_N = NO_CELLS if look.cell_N is None else look.cell_N
         scale_N = NO_SCALES if look.scale_N is None else look.scale_N
         grad_CD = leaf.grad.contiguous().numpy()
-        return bool(lookup_kernels.add_cells(grad_CD, look.inverse_N, cell_N, scale_N, sums_UD))
+        return bool(lookup_kernels.add_cells(grad_CD, look.inverse_N, cell_N, scale_N, _array(sums_UD)))
 
     def _ranges(self, total: int, work: Callable[[int, int], bool]) -> list[bool]:
         if self._num_threads == 1 or total < 4096:
@@ -97,15 +113,15 @@ class KernelPooling:
         return [work(int(bounds[0]), int(bounds[1])), *(future.result() for future in futures)]
 
 
-class TorchPooling:
+class TorchPooling(_HostSums):
     """Pooling by torch operations, on any device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+    def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
-        rows = torch.from_numpy(rows_UD[:, : look.table.width]).to(self._device)
+        rows = torch.from_numpy(_array(rows_UD)[:, : look.table.width]).to(self._device)
         inverse = torch.from_numpy(look.inverse_N).to(self._device)
         expanded = rows.index_select(0, inverse)
         if look.cell_N is not None and look.scale_N is not None:
@@ -126,15 +142,73 @@ class TorchPooling:
             grads.index_add_(0, torch.from_numpy(look.inverse_N).to(self._device), by_occurrence)
         return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
 
-    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
         """Each micro-batch is summed on the device first."""
         grads_UD, _ = self.gradients(look, leaf)
-        sums_UD += grads_UD
-        return bool(np.isfinite(sums_UD).all())
+        sums = _array(sums_UD)
+        sums += grads_UD
+        return bool(np.isfinite(sums).all())
 
 
-def pooling_for(device: torch.device, num_threads: int) -> Pooling:
+class DevicePooling:
+    """Pooling of rows that are on a device, by torch operations that add in the order of the kernels.
+
+    Rows of a batch that is only predicted come from the shard, and travel. Gradients stay on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
+        rows = rows_UD if isinstance(rows_UD, Tensor) else self._there(_array(rows_UD))
+        expanded = rows[:, : look.table.width].index_select(0, self._there(look.inverse_N))
+        if look.cell_N is None or look.scale_N is None:
+            return expanded.requires_grad_()
+        cells = torch.zeros((look.num_cells, look.table.width), device=self._device)
+        scaled = expanded * self._there(look.scale_N)[:, None]
+        return cells.index_add_(0, self._there(look.cell_N), scaled).requires_grad_()
+
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Tensor, bool]:
+        if leaf.grad is None or not len(look.inverse_N):
+            return self.zeros(look), True
+        by_key = self._of_occurrences(look, leaf.grad).index_select(0, self._there(look.order_N))
+        begins, first = self._there(look.start_U1.astype(np.int64)), -0.0 if look.cell_N is None else 0.0
+        # -0 and a number are that number, with its sign
+        sums = torch.segment_reduce(by_key, "sum", offsets=begins, initial=first, unsafe=True)
+        return sums, _finite(sums)
+
+    def zeros(self, look: TableLookup) -> Tensor:
+        return torch.zeros((len(look.keys.keys_U), look.table.width), device=self._device)
+
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
+        assert isinstance(sums_UD, Tensor), "its own"
+        if leaf.grad is not None:
+            sums_UD.index_add_(0, self._there(look.inverse_N), self._of_occurrences(look, leaf.grad))
+        return _finite(sums_UD)
+
+    def _of_occurrences(self, look: TableLookup, grad_CD: Tensor) -> Tensor:
+        """(N, D) the gradient of each occurrence."""
+        if look.cell_N is None or look.scale_N is None:
+            return grad_CD
+        return grad_CD.index_select(0, self._there(look.cell_N)) * self._there(look.scale_N)[:, None]
+
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(writable(array)).to(self._device)
+
+
+def _finite(sums: Tensor) -> bool:
+    return bool(torch.isfinite(sums).all())
+
+
+def _array(floats: Floats) -> F32:
+    assert isinstance(floats, np.ndarray), "rows are not on a device"
+    return floats
+
+
+def pooling_for(device: torch.device, num_threads: int, *, rows_on_device: bool = False) -> Pooling:
     """The pooling for a device."""
+    if rows_on_device:
+        return DevicePooling(device)
     return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(device)
 
 
@@ -142,7 +216,7 @@ def pooling_for(device: torch.device, num_threads: int) -> Pooling:
 class RowSums:
     """The gradients of the rows of a step, summed over its micro-batches."""
 
-    grads_UD: dict[str, F32]
+    grads_UD: dict[str, Floats]
     """By table."""
     finite: bool = True
     """Whether these and all losses are finite."""
@@ -151,17 +225,16 @@ class RowSums:
 
     @classmethod
     def of(cls, batch: TrainingBatch) -> "RowSums":
-        """No gradients yet. A batch of one micro-batch brings arrays of its own."""
-        if len(batch.ends) == 1:
-            return cls({})
-        shapes = {look.table.name: (len(look.keys.keys_U), look.table.width) for look in batch.lookups}
-        return cls({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+        """No gradients of a batch yet."""
+        return cls({})
 
     def add(self, batch: TrainingBatch, leaves: Mapping[str, Tensor], pooling: Pooling) -> None:
         """Add those of a micro-batch; `leaves`: its cells by table, after the backward pass."""
         for look in batch.lookups:
             name = look.table.name
             if look.is_part:
+                if name not in self.grads_UD:
+                    self.grads_UD[name] = pooling.zeros(look)
                 finite = pooling.add_gradients(look, leaves[name], self.grads_UD[name])
             else:
                 self.grads_UD[name], finite = pooling.gradients(look, leaves[name])
@@ -171,9 +244,19 @@ class RowSums:
         """The push of the whole batch, without the loss scale. Default rows get their gradients, with it."""
         found: dict[str, Gradients] = {}
         for look in batch.lookups:
-            grads_UD = self.grads_UD[look.table.name]
-            default_rows.learn(look.table.name, grads_UD, self.readers)
+            grads_UD, statistics = self.grads_UD[look.table.name], (look.show_U, look.click_U)
+            if isinstance(grads_UD, Tensor):
+                if look.table.name in self.readers:
+                    default_rows.learn(look.table.name, grads_UD.cpu().numpy(), self.readers)
+                if loss_scale != 1:
+                    grads_UD = grads_UD / torch.full((), loss_scale, device=grads_UD.device)
+                found[look.table.name] = PlacedGradients(
+                    np.empty((len(look.show_U), 0), np.float32), *statistics, grads_UD
+                )
+                continue
+            sums_UD = _array(grads_UD)
+            default_rows.learn(look.table.name, sums_UD, self.readers)
             if loss_scale != 1:
-                grads_UD /= np.float32(loss_scale)
-            found[look.table.name] = Gradients(grads_UD, look.show_U, look.click_U)
+                sums_UD /= np.float32(loss_scale)
+            found[look.table.name] = Gradients(sums_UD, *statistics)
         return found

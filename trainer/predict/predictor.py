@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from headrace.dataset.samples.batch import F32, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput, SpecError
+from headrace.pserver.protocol.shards import Floats
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainerJob
 from headrace.trainer.dense.all_reduce import AllReduceDense
@@ -80,7 +81,7 @@ class Predictor:
         except (OSError, SafetensorError) as error:
             raise BadInput(f"{commit / DENSE}: cannot be read: {error}") from error
 
-    def predict(self, batch: FixedBatch, rows: Mapping[str, F32]) -> BatchOutputs:
+    def predict(self, batch: FixedBatch, rows: Mapping[str, Floats]) -> BatchOutputs:
         """The outputs for a batch, given the (U, D) rows of its keys. Raises SpecError."""
         modules = [name for name in self._outputs if name in self._modules]
         inputs = self._inputs(batch, rows)
@@ -170,7 +171,7 @@ class Predictor:
     def _modules(self) -> dict[str, nn.Module]:
         return {name: module for name, module in self._model.named_modules() if name}
 
-    def _inputs(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Inputs:
+    def _inputs(self, batch: FixedBatch, rows: Mapping[str, Floats]) -> Inputs:
         filled, _ = self._default_rows.filled(rows)
         leaves = {
             look.table.name: self._pooling.cells(look, filled[look.table.name]).detach() for look in batch.lookups

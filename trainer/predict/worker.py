@@ -31,7 +31,7 @@ from headrace.identity.credentials import Identity
 from headrace.pserver.client.connection import ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import PartStore, ShardProcess
-from headrace.pserver.protocol.shards import U64, Keys, Prepared, Shards
+from headrace.pserver.protocol.shards import U64, Floats, Keys, Prepared, Shards
 from headrace.pserver.server.commands import RestoreCommit
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.rpc.rendezvous import renewed_identity
@@ -367,7 +367,7 @@ def joined_of(batches: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArra
 
 def _with_rows(
     shards: Shards, turn: threading.Lock, batches: Sequence[FixedBatch]
-) -> Iterator[tuple[FixedBatch, Mapping[str, F32]]]:
+) -> Iterator[tuple[FixedBatch, Mapping[str, Floats]]]:
     """Batches with their rows, as inference reads them; shards prepare the rows of the next batch meanwhile."""
     following: Prepared | None = None
     for place, batch in enumerate(batches):

@@ -21,7 +21,7 @@ from headrace.deadline import Deadline
 from headrace.errors import BadInput, HeadraceError
 from headrace.pserver.config import LAST_DAY
 from headrace.pserver.consistency.policy import FEATURES, Consistency
-from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.server.commands import CountRows, DigestFeatures, JobCounts
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.job_status import Status, TableStatus
@@ -315,13 +315,16 @@ class RankZeroCloses(CloseDuties):
     def _table_status(self, name: str, stats: TableStats) -> TableStatus:
         """Slots that share rows have the same number of them."""
         slots = [slot for slot in self._schema.sparse if slot.sparse.table == name]
-        rows = {slot.name: stats.rows_by_group.get(slot.group, 0) for slot in slots}
+        rows, device = {slot.name: stats.rows_by_group.get(slot.group, 0) for slot in slots}, stats.device
         return TableStatus(
             rows=stats.num_rows,
             bytes=stats.num_bytes,
             new_rows=stats.new_rows,
             unadmitted=stats.unadmitted,
             dirty_rows=stats.dirty_rows,
+            device_rows=None if device is None else device.num_rows,
+            device_bytes=None if device is None else device.num_bytes,
+            device_apart=None if device is None else device.num_apart / max(1, device.num_read),
             rows_by_slot=rows,
             bytes_by_slot={slot: stats.num_bytes * num // max(1, stats.num_rows) for slot, num in rows.items()},
             frozen=[slot.name for slot in slots if slot.group in stats.frozen_groups],

@@ -18,7 +18,8 @@ from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.deadline import Deadline
 from headrace.errors import NotYet, SpecError
 from headrace.failpoints import Failpoint, failpoint
-from headrace.pserver.protocol.shards import Shards, TableStats
+from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.server.commands import CountRows, Operate
 from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.records import (

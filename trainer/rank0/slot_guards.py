@@ -15,7 +15,7 @@ from headrace.codec import plain, typed
 from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum, distinct_of
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
-from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_stats import TableStats
 from headrace.trainer.guard_config import GuardAction, GuardBounds, GuardsSection
 from headrace.trainer.job_status import GuardsStatus, SlotOutsideBounds
 from headrace.trainer.journal.records import ActingOperation

@@ -51,6 +51,7 @@ AT_ONCE = (
     "train.prefetch_batches",
     "train.on_nonfinite",
     "train.early_rows",
+    "train.rows_memory",
     "dense.slice_floats",
     "dense.priority",
     "dense.recompute",

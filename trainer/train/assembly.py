@@ -74,6 +74,7 @@ from headrace.trainer.train.device import (
     pick_device,
     set_up_torch,
 )
+from headrace.trainer.train.device_rows import placed_tables
 from headrace.trainer.train.duties import Duties, RankZeroDuties, Written
 from headrace.trainer.train.exchanges import Exchanges, GeoExchanges, settings_in_force
 from headrace.trainer.train.exporting import open_exporting, resume_exports
@@ -195,7 +196,7 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
     policy = policy_of(train.mode, train.staleness, train.merge, train.max_ahead)
     with (
         closing(_ranks(config, device, job.train, identity)) as ranks,
-        closing(_shards(config, job, schema, identity)) as shards,
+        closing(_shards(config, job, schema, identity, device)) as shards,
         readers_of(config, job, schema, identity) as readers,
     ):
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
@@ -248,7 +249,7 @@ def _stepper(
     setup: Setup, model: nn.Module, default_rows: DefaultRows, kernels: KernelSchedule, dense: DenseStrategy
 ) -> Stepper:
     job, ranks, device = setup.job, setup.ranks, setup.device
-    pooling = pooling_for(device, torch.get_num_threads())
+    pooling = pooling_for(device, torch.get_num_threads(), rows_on_device=job.train.rows == "device")
     apart = _measures_apart(job, model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     settings = StepSettings(
@@ -464,7 +465,9 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, iden
     return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)
 
 
-def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Identity | None) -> Shards:
+def _shards(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Identity | None, device: torch.device
+) -> Shards:
     tables = tables_on_shards(job.tables, job.dense, job.slots, job.join)
     if not config.shards:
         address = job.store.objects_at(config.folder)
@@ -483,7 +486,9 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Ide
             live=config.live,
             parts=parts,
         )
-        return EmbeddedShards(alone, config.cores, feed_server.endpoint_of(config.interface, identity))
+        on_device = job.tables if job.train.rows == "device" else {}
+        placed = placed_tables(on_device, device, job.train.rows_memory)
+        return EmbeddedShards(alone, config.cores, feed_server.endpoint_of(config.interface, identity), placed)
     return RemoteShards(
         config.shards,
         tables,

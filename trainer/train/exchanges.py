@@ -29,7 +29,7 @@ from headrace.dataset.samples.batch import F32
 from headrace.deadline import Deadline
 from headrace.keys import unique_keys
 from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.shards import Gradients, Keys, Prepared, Shards, StepScale, absent
+from headrace.pserver.protocol.shards import Floats, Gradients, Keys, Prepared, Shards, StepScale, absent
 from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.kernels import clip_rows
 from headrace.pserver.rows.row_settings import RowSettings
@@ -40,7 +40,7 @@ from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.status.time_spent import StepClock, WaitsFor
 from headrace.trainer.train.infer_first import announced_ahead
 
-Rows = Mapping[str, F32]
+Rows = Mapping[str, Floats]
 CLOSE_S = 2.0
 """How long a call that still runs may take when a trainer fails; the end of the shards' client then ends it."""
 
@@ -197,8 +197,9 @@ class CopiedTable:
         self._sums = Gradients(np.zeros(shape, np.float32), *np.zeros((2, len(keys_M)), np.float32))
         self._clip_norm = settings.classes.sections[0].clip_norm
 
-    def take(self, rows_MD: F32) -> None:
+    def take(self, rows_MD: Floats) -> None:
         """Begin with these rows. Those that stand for a learnt default row do not move."""
+        assert isinstance(rows_MD, np.ndarray), "rows on a device learn at each step"
         self._rows_MD, self._present_M = np.array(rows_MD), ~absent(rows_MD)
 
     def learn_after(self, samples: int, versions: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from headrace.dataset.samples.batch import F32, I64
 from headrace.kernel_cache import njit
+from headrace.pserver.protocol.shards import Floats
 from headrace.trainer.config import TaskSection
 from headrace.trainer.features.deduplication import I32, TableLookup
 from headrace.trainer.features.training_batches import TrainingBatch, first_occurrences
@@ -47,7 +48,7 @@ class InBatchLearning:
     def corrected(
         self,
         batch: TrainingBatch,
-        rows: Mapping[str, F32],
+        rows: Mapping[str, Floats],
         outputs: Mapping[str, Tensor],
         global_weight: Mapping[str, float],
     ) -> dict[str, Tensor]:
@@ -90,11 +91,11 @@ class InBatchLearning:
 
 
 def _occurrences(
-    batch: TrainingBatch, looks: Sequence[TableLookup], rows: Mapping[str, F32]
+    batch: TrainingBatch, looks: Sequence[TableLookup], rows: Mapping[str, Floats]
 ) -> tuple[I64, I32, F32, F32, F32]:
     """(B + 1) the first occurrence of each sample; (N) the key of each, and its factor; (U) two numbers of each key."""
     parts = [_of_table(batch, look) for look in looks]
-    steps = [rows[look.table.name][:, look.table.width :] for look in looks]
+    steps = [_steps(rows[look.table.name], look.table.width) for look in looks]
     first_U, second_U = (np.concatenate([each[:, number] for each in steps]) for number in (0, 1))
     if len(parts) == 1:
         return *parts[0], first_U, second_U
@@ -105,6 +106,14 @@ def _occurrences(
     start_B1 = np.sum([start_B1 for start_B1, _, _ in parts], axis=0)
     by_N = np.concatenate([by_N for _, _, by_N in parts])
     return start_B1, key_N[order_N].astype(np.int32), by_N[order_N], first_U, second_U
+
+
+def _steps(rows_UE: Floats, width: int) -> F32:
+    """(U, 2) the two numbers of each key. Of rows on a device, they alone travel."""
+    if isinstance(rows_UE, Tensor):
+        return rows_UE[:, width:].cpu().numpy()
+    assert isinstance(rows_UE, np.ndarray), "rows are an array or a tensor"
+    return rows_UE[:, width:]
 
 
 def _of_table(batch: TrainingBatch, look: TableLookup) -> tuple[I64, I32, F32]:

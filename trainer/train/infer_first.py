@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from headrace.dataset.samples.batch import F32, Ragged
+from headrace.dataset.samples.batch import Ragged
 from headrace.deadline import Deadline
-from headrace.pserver.protocol.shards import Keys, Shards
+from headrace.pserver.protocol.shards import Floats, Keys, Shards
 from headrace.trainer.config import MetricsSection
 from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, micro_batches, prepared
 from headrace.trainer.status.time_spent import StepClock, WaitsFor
@@ -96,7 +96,7 @@ class InferFirst:
 
     def _predict(self, batch: TrainingBatch, weight: Mapping[str, float], step: int) -> None:
         self._clock.at(WaitsFor.SHARDS)
-        rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
+        rows: Mapping[str, Floats] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
         self._clock.at(WaitsFor.MODEL)
         for each in micro_batches(batch):
             self._observer.infer(each, self._stepper.predict(each, rows, weight), step)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from headrace.dataset.samples.batch import F32
+from headrace.pserver.protocol.shards import Floats
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.collectives.stage_steps import StagePlan
 from headrace.trainer.config import TrainerJob
@@ -66,7 +66,7 @@ class PipelineStepper(Stepper):
             self._steps.follow(num_samples)
 
     def forward(
-        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+        self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """Forward and backward pass of all stages. `loss` has no graph."""
         given = self._given(batch, rows)
@@ -78,7 +78,7 @@ class PipelineStepper(Stepper):
         return self._result(batch, given, outputs, global_weight)
 
     def predict(
-        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+        self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """By the whole model."""
         with torch.no_grad(), evaluating(self._model.modules()):

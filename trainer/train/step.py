@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headrace.dataset.samples.batch import F32
 from headrace.dataset.spec.schema import Schema
-from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.protocol.shards import Floats, Gradients
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from headrace.trainer.dense_config import DenseSection
@@ -59,7 +59,7 @@ class GivenBatch:
     inputs: Inputs
     leaves: dict[str, Tensor]
     readers: Readers
-    rows: Mapping[str, F32]
+    rows: Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Stepper:
             self._own_losses.follow(global_weight)
 
     def forward(
-        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+        self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """Predictions and this rank's share of the step's loss. `global_weight`: weight over all ranks, by task."""
         given = self._given(batch, rows)
@@ -155,7 +155,7 @@ class Stepper:
             outputs = check_outputs(self._model(given.inputs), [task.name for task in self._tasks], len(batch.samples))
         return self._result(batch, given, outputs, global_weight)
 
-    def _given(self, batch: TrainingBatch, rows: Mapping[str, F32]) -> GivenBatch:
+    def _given(self, batch: TrainingBatch, rows: Mapping[str, Floats]) -> GivenBatch:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
@@ -202,14 +202,14 @@ class Stepper:
         return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, any(global_weight.values()), sums)
 
     def predict(
-        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+        self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """As `forward`, with the model in inference mode (no dropout) and without autograd."""
         with torch.no_grad(), evaluating(self._model.modules()):
             return self.forward(batch, rows, global_weight)
 
     def measured(
-        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+        self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
     ) -> ForwardResult | None:
         """The predictions to measure, before `forward`; None if they are those of `forward`."""
         return self.predict(batch, rows, global_weight) if self._measures_apart else None

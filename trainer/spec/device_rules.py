@@ -1,0 +1,46 @@
+"""Checks of rows on the device (`train.rows`) against the other sections of a spec: what works with them. Pure."""
+
+from collections.abc import Iterator
+
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection, extends
+from headrace.pserver.row_optimizers import ROW_OPTIMIZERS
+from headrace.trainer.config import TrainerJob
+
+
+def check_device_rows(job: TrainerJob, num_shards: int, wire: str = "float32") -> None:
+    """Raise SpecError for the first key that does not go with rows on the device. `wire`: `cluster.wire`."""
+    if job.train.rows == "host":
+        if job.train.rows_memory is not None:
+            raise SpecError('is for train.rows = "device"; set that, or remove rows_memory', "train.rows_memory")
+        return
+    for key, message in _refused(job, num_shards, wire):
+        raise SpecError(f'{message}; or set train.rows = "host"', key)
+
+
+def _refused(job: TrainerJob, num_shards: int, wire: str) -> Iterator[tuple[str, str]]:
+    if num_shards:
+        yield (
+            "cluster.shards",
+            "rows on the device need one trainer with its shard in it: set trainers = 1, shards = 0",
+        )
+    if wire != "float32":
+        yield "cluster.wire", 'rows on the device do not travel and are not rounded: set wire = "float32"'
+    if job.train.mode != "sync":
+        yield "train.mode", 'rows on the device learn at each step: set mode = "sync"'
+    if job.train.staleness:
+        yield "train.staleness", "rows on the device are never old: set staleness = 0"
+    if job.dense.strategy in ("shards", "pipeline"):
+        yield "dense.strategy", 'does not work with train.rows = "device": set strategy = "all_reduce"'
+    for name, table in job.tables.items():
+        yield from _of_table(f"tables.{name}", table)
+
+
+def _of_table(path: str, table: TableSection) -> Iterator[tuple[str, str]]:
+    if table.optimizer.on_device is None:
+        known = [
+            kind for kind in ROW_OPTIMIZERS.own if ROW_OPTIMIZERS.load(kind).model_validate({"kind": kind}).on_device
+        ]
+        yield f"{path}.optimizer.kind", f"{table.optimizer.kind!r} does not learn on a device: set {' or '.join(known)}"
+    if extends(table):
+        yield f"{path}.extend_at", "vectors that join later are on the shard alone: remove extend_at"
