@@ -5,7 +5,7 @@ A figure is described here alone: its name and type, which program makes it, and
 answer of the REST API is service.api.job_figures'.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -14,9 +14,9 @@ from msgspec.structs import fields
 
 from headrace.codec import NotUnderstood, typed
 from headrace.printable import printable
+from headrace.trainer.exposed_figures import Entries, Exposed, Number, counter, gauge, histogram, is_number, numbers
 from headrace.trainer.tuning_status import TuningStatus
 
-Number = int | float
 Counts = dict[str, int]
 Seconds = dict[str, float]
 Measures = dict[str, dict[str, Any]]
@@ -24,58 +24,9 @@ Measures = dict[str, dict[str, Any]]
 AnyStruct = TypeVar("AnyStruct", bound=Struct)
 
 
-class Exposed(Struct, frozen=True, kw_only=True):
-    """The metric of a field, as part of its type. Fields of a class may share a metric, with different labels."""
-
-    name: str
-    """Without "_total"."""
-    help: str
-    kind: str
-    """"counter", "gauge" or "histogram"."""
-    by: tuple[str, ...] = ()
-    """The labels that name the entries of a mapping, from the outermost one on."""
-    labels: Mapping[str, str] = {}
-    """Further labels, with their values."""
-    value: Callable[[Any], Number | str | None] | None = None
-    """The number in a value of the field, which may be null; None: there is no sample. By default it is the value."""
-    after: str | None = None
-    """The metric that this one follows in /metrics, if that is not the metric of the field before."""
-
-
-class Entries(Struct, frozen=True):
-    """Part of the type of a mapping of parts that have metrics: the labels that name its entries."""
-
-    by: tuple[str, ...]
-
-
-def counter(name: str, text: str, *by: str, **more: Any) -> Exposed:
-    """A number that grows until the process that counts restarts."""
-    return Exposed(name=name, help=text, kind="counter", by=by, **more)
-
-
-def gauge(name: str, text: str, *by: str, **more: Any) -> Exposed:
-    """A number at this moment."""
-    return Exposed(name=name, help=text, kind="gauge", by=by, **more)
-
-
-def histogram(name: str, text: str) -> Exposed:
-    """Numbers in buckets, of a LearningDelay."""
-    return Exposed(name=name, help=text, kind="histogram")
-
-
 def _entry(name: str, default: Number | None, entries: Mapping[str, Any]) -> Number | None:
     value = entries.get(name, default)
     return value if is_number(value) else default
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of JSON is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def numbers(values: object) -> dict[str, Number]:
-    """The entries of a mapping that are numbers."""
-    return {str(key): each for key, each in values.items() if is_number(each)} if isinstance(values, Mapping) else {}
 
 
 def _link(name: str, text: str, key: str, **labels: str) -> Exposed:

@@ -4,12 +4,12 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from headrace.trainer.exposed_figures import Number
 from headrace.trainer.job_status import (
     Counts,
     EvaluatorStatus,
     HeldShrink,
     Measures,
-    Number,
     RankWaits,
     Seconds,
     StragglerStatus,

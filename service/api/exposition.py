@@ -17,7 +17,8 @@ from starlette.responses import Response
 
 from headrace.http.accepted import Encoder, metrics_encoder
 from headrace.service.monitor.alarms import METRICS, Alarm, alarms
-from headrace.trainer.job_status import Entries, Exposed, LearningDelay, Status, gauge
+from headrace.trainer.exposed_figures import Entries, Exposed, gauge
+from headrace.trainer.job_status import LearningDelay, Status
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.closes import Close, TimelineVersion
-from headrace.trainer.job_status import Status, numbers
+from headrace.trainer.exposed_figures import numbers
+from headrace.trainer.job_status import Status
 
 router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=AuthorizedRoute)
 

@@ -16,7 +16,7 @@ from headrace.errors import Unwritable
 from headrace.extras import require
 from headrace.periodic import periodically
 from headrace.service.history.closes import Close, Closes, TimelineVersion
-from headrace.trainer.job_status import numbers
+from headrace.trainer.exposed_figures import numbers
 
 EVERY_S = 5.0
 """Pause between two looks at the log."""

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.service.history.closes import Close
-from headrace.trainer.job_status import numbers
+from headrace.trainer.exposed_figures import numbers
 
 COLUMNS = pa.schema(
     [

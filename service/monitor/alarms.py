@@ -6,7 +6,8 @@ from enum import StrEnum
 from msgspec import UNSET
 
 from headrace.printable import printable
-from headrace.trainer.job_status import ExportStatus, HeldShrink, RollbackStatus, StallStatus, Status, gauge
+from headrace.trainer.exposed_figures import gauge
+from headrace.trainer.job_status import ExportStatus, HeldShrink, RollbackStatus, StallStatus, Status
 
 _UNRENEWED = (
     "the output of these workers says why. After the end of a certificate no new connection with its worker succeeds: "

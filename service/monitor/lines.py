@@ -5,7 +5,8 @@ from typing import Any
 
 from headrace.printable import counted
 from headrace.service.monitor.alarms import alarms, held_text
-from headrace.trainer.job_status import ElasticStatus, EvaluatorStatus, ExportStatus, Status, numbers, read
+from headrace.trainer.exposed_figures import numbers
+from headrace.trainer.job_status import ElasticStatus, EvaluatorStatus, ExportStatus, Status, read
 from headrace.trainer.run_report import ReportedTable, RunReport
 from headrace.trainer.tuning_status import TriedStatus, TuningStatus
 

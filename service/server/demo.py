@@ -47,7 +47,8 @@ from headrace.service.spec.examples import EXAMPLES
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.launchers import check_launcher
 from headrace.trainer.checkpoint.commits import Commits, order_of
-from headrace.trainer.job_status import Measures, Status, numbers, read
+from headrace.trainer.exposed_figures import numbers
+from headrace.trainer.job_status import Measures, Status, read
 from headrace.trainer.run_report import RunReport
 
 # The specs of the demo's jobs: the example at a laptop's pace, its frozen twin, and one with late clicks. Pure.

@@ -18,7 +18,8 @@ from headrace.service.api.job_cache import JobCache
 from headrace.service.jobs.host import AT_REST
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.ui.series import halved
-from headrace.trainer.job_status import Number, Status
+from headrace.trainer.exposed_figures import Number
+from headrace.trainer.job_status import Status
 
 log = logging.getLogger(__name__)
 
