@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import typer
 from client_stub import stub
+from curl_example import curl
 from schema_page import Schema, cell, section_table, tables
 from typer.cli import get_docs_for_click
 
@@ -47,8 +48,8 @@ Every command, generated from the program. `headrace COMMAND --help` prints the 
 REST = """# REST API
 
 Every route, generated from the OpenAPI document, which a service answers at `/v1/openapi.json`. A request carries a
-token: `Authorization: Bearer mlr_...`. The role of a route is the least role that may call it. The first steps are in
-[Many jobs over HTTP](../service.md).
+token: `Authorization: Bearer mlr_...`. The role of a route is the least role that may call it. The examples have it in
+`$TOKEN`, and use names of [the clicks example](../service.md). `/docs` of a service tries routes out.
 """
 REPLICA = """# REST API of a replica
 
@@ -135,6 +136,7 @@ def _route(method: str, path: str, told: dict, schema: Schema) -> str:
         told.get("description", ""),
         "",
     ]
+    lines += ["```shell", curl(method, path, told, schema.definitions), "```", ""] if "x-role" in told else []
     lines += [f"Role: {told['x-role']}{act}.", ""] if "x-role" in told else []
     if parameters := told.get("parameters"):
         lines += ["| parameter | in | meaning |", "|---|---|---|"]

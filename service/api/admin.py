@@ -11,7 +11,17 @@ from sqlalchemy import select
 from headrace.errors import SpecError
 from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized, note
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, cut, finite, number_after, page
+from headrace.service.api.schemas import (
+    Page,
+    Paged,
+    RequestBody,
+    ResponseBody,
+    cut,
+    finite,
+    number_after,
+    page,
+    shown_by,
+)
 from headrace.service.auth.roles import Role
 from headrace.service.auth.tokens import Token, Tokens
 from headrace.service.records.schema import AuditRow, of_row
@@ -59,6 +69,8 @@ class NewToken(TokenEntry):
 
 class CreateToken(RequestBody):
     """A token to create."""
+
+    model_config = shown_by({"name": "dashboard", "role": "viewer", "days": 90})
 
     name: str = Field(max_length=64)
     role: RoleName

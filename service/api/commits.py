@@ -19,7 +19,7 @@ from headrace.service.api.authorization import AuthorizedRoute, authorized
 from headrace.service.api.forms import Form, FormField, Group, readable, rests, trains
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, page, shown_by
 from headrace.service.auth.roles import Caller, Role
 from headrace.service.cluster.store import in_use
 from headrace.service.history import commit_list
@@ -111,6 +111,8 @@ class CommitDetails(CommitEntry):
 
 class HolderRequest(RequestBody):
     """A request to hold a commit, or to release it."""
+
+    model_config = shown_by({"holder": "audit"})
 
     holder: Holder | None = None
 

@@ -14,7 +14,7 @@ from headrace.errors import BadInput, SpecError
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, authorized
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import RequestBody, ResponseBody
+from headrace.service.api.schemas import RequestBody, ResponseBody, shown_by
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
@@ -51,6 +51,8 @@ class ExampleJobs(ResponseBody):
 
 class InferSpec(RequestBody):
     """A sample of events."""
+
+    model_config = shown_by({"events": '{"user": "u1", "item": "i7", "click": 1}', "paths": "/data/*.jsonl"})
 
     events: str = Field(min_length=1, max_length=MAX_SAMPLE)
     """JSON objects, one a line."""

@@ -16,7 +16,7 @@ from headrace.service.api.commits import named
 from headrace.service.api.forms import Form, FormField, Group, readable, trains
 from headrace.service.api.job_cache import JobCache, StatusesOf
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page, shown_by
 from headrace.service.auth.roles import Role
 from headrace.service.exports import export_list
 from headrace.service.exports.export_request import make_export
@@ -77,6 +77,8 @@ class ExportDetails(ResponseBody):
 class MakeExport(RequestBody):
     """An export to make."""
 
+    model_config = shown_by({"stream": "serving", "kind": "base"})
+
     stream: str = Field(max_length=128)
     kind: Literal["base", "delta"] | None = None
     """Default: a delta if the stream has deltas."""
@@ -84,6 +86,8 @@ class MakeExport(RequestBody):
 
 class PublishRequest(RequestBody):
     """An export to make current."""
+
+    model_config = shown_by({"name": "t1/0000000012-base"})
 
     name: str = Field(max_length=128)
     """Its path, name or version."""

@@ -23,7 +23,7 @@ from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf
 from headrace.service.api.forms import Form, FormField, Group, Job, rests, runs, trains, value_of
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.job_figures import JobFigures, figures_of
-from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page, shown_by
 from headrace.service.auth.roles import Role
 from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resizing import MOVE_S, resize
@@ -105,8 +105,25 @@ class JobSpec(ResponseBody):
     """The folder of the store."""
 
 
+SMALL_JOB = {
+    "name": "clicks",
+    "sources": {"clicks": {"kind": "files", "paths": ["/data/clicks/*.jsonl"]}},
+    "pipe": {"kind": "columns"},
+    "slots": [
+        {"name": "user", "values": "string"},
+        {"name": "item", "values": "string"},
+        {"name": "click", "kind": "meta"},
+    ],
+    "tasks": [{"name": "ctr", "label": "click"}],
+    "model": {"name": "deepfm"},
+}
+"""The job of the documentation's example."""
+
+
 class CreateJob(RequestBody):
     """A job to create, by `spec` or `toml`."""
+
+    model_config = shown_by({"spec": SMALL_JOB})
 
     spec: dict[str, JsonValue] | None = None
     """The spec as JSON."""
@@ -139,12 +156,16 @@ class CreateJob(RequestBody):
 class SetKeys(RequestBody):
     """Settings to change while the job runs."""
 
+    model_config = shown_by({"keys": {"tables.default.optimizer.lr": 0.02}})
+
     keys: dict[Annotated[str, Field(max_length=500)], JsonValue] = Field(min_length=1, max_length=100)
     """By key, as in "tables.default.optimizer.lr": 0.02; null removes a threshold."""
 
 
 class ResizeJob(RequestBody):
     """Numbers of workers to go on with; what is left out stays."""
+
+    model_config = shown_by({"trainers": 2, "shards": 2})
 
     shards: int | None = Field(default=None, ge=0, le=MAX_WORKERS, strict=True)
     """Shard processes; 0: the shard lives in the one trainer."""

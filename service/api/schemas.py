@@ -32,6 +32,13 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def shown_by(*examples: dict[str, Any]) -> ConfigDict:
+    """The configuration of a body with examples for its documentation, which must be valid. Of two, the second is for
+    routes without a job.
+    """
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
+
+
 JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
 
 

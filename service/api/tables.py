@@ -23,7 +23,7 @@ from headrace.service.api.forms import Form, FormField, Group, trains
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import JobName, Number, Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Number, Page, Paged, RequestBody, ResponseBody, finite, page, shown_by
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
@@ -73,6 +73,8 @@ class TableEntry(ResponseBody):
 class ShrinkRequest(RequestBody):
     """Rows to delete: by the table's own rule, unless another is given."""
 
+    model_config = shown_by({"delete_after_days": 30, "dry_run": True})
+
     delete_below: NotNegative | None = None
     """Delete rows whose score is lower."""
     delete_after_days: Days | None = None
@@ -86,6 +88,8 @@ class ShrinkRequest(RequestBody):
 class ForgetRequest(RequestBody):
     """A feature value whose row is to be deleted."""
 
+    model_config = shown_by({"slot": "user", "value": "17"})
+
     slot: str = Field(max_length=128)
     value: str = Field(max_length=4096)
     """A feature id, or the text that it is made from."""
@@ -95,6 +99,8 @@ class ForgetRequest(RequestBody):
 
 class DayTickRequest(RequestBody):
     """The day to begin."""
+
+    model_config = shown_by({"to": 8})
 
     to: int | None = Field(default=None, ge=0, le=LAST_DAY)
     """Default: the next day."""

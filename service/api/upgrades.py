@@ -5,7 +5,7 @@ from pydantic import Field
 
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized
-from headrace.service.api.schemas import RequestBody, ResponseBody
+from headrace.service.api.schemas import RequestBody, ResponseBody, shown_by
 from headrace.service.auth.roles import Role
 from headrace.service.jobs.builds import interpreter, upgrade, upgrade_all
 from headrace.service.jobs.operation_queue import Operation
@@ -15,6 +15,8 @@ router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 
 class Upgrade(RequestBody):
     """The build to move to."""
+
+    model_config = shown_by({"build": "next"})
 
     build: str = Field(default="", max_length=64)
     """A name of `builds` in the service's configuration; empty: the service's own environment."""

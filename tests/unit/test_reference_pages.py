@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from headrace.config import parse_duration, parse_size
+from headrace.service.api.schemas import RequestBody
 from headrace.service.jobs.config import ServiceConfig
 from headrace.service.spec.job import JobFile
+from headrace.trainer.predict.config import PredictionRequest
 from tests.goldens import GOLDEN, commands
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -111,3 +113,15 @@ def test_every_command_and_option_is_on_its_page(pages):
         title = f"##+ `headrace {re.escape(name)}`" if name else "# Command line"
         (section,) = re.findall(rf"^{title}\n(.*?)(?=^#+ `|\Z)", page, re.M | re.S)
         assert [option for option in options if option not in section] == [], name
+
+
+def test_every_route_has_an_example_whose_body_is_valid(generate, pages):
+    document = generate.document_of_service()
+    routes = [told for methods in document["paths"].values() for told in methods.values()]
+    page = pages["reference/rest.md"]
+    assert page.count("```shell\ncurl ") == len(routes) and "{" not in "".join(re.findall(r"^curl.*", page, re.M))
+    models = [*RequestBody.__subclasses__(), PredictionRequest]
+    for model in models:
+        for example in model.model_config["json_schema_extra"]["examples"]:
+            model.model_validate(example)
+    assert {model.__name__ for model in models} <= document["components"]["schemas"].keys()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from headrace.blob.store_address import parse
 from headrace.config import Count, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section
@@ -64,9 +64,18 @@ class InputSection(Section):
         return self
 
 
+_EXAMPLE = {"input": {"paths": ["/data/clicks/*.jsonl"]}, "output": "/data/predictions"}
+_OF_EXPORT = {
+    "version": "/models/clicks/t1/0000000012-base",
+    "base": "/srv/clicks",
+    "spec": {"pipe": {"kind": "columns"}},
+}
+
+
 class PredictionRequest(Section):
     """One prediction job."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE, {**_EXAMPLE, **_OF_EXPORT}]})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "output": TextKind.PLACE,
         "version": TextKind.VERSION,
