@@ -44,7 +44,8 @@ def surface(command, name="headrace"):
     for parameter in command.params:
         if parameter.name == "help":
             continue
-        names = ", ".join(sorted(parameter.opts)) if parameter.param_type_name == "option" else parameter.name
+        spelled = sorted(parameter.opts) + sorted(parameter.secondary_opts)
+        names = ", ".join(spelled) if parameter.param_type_name == "option" else parameter.name
         required = " (required)" if parameter.required else ""
         repeats = " ..." if getattr(parameter, "multiple", False) else ""
         flag = " (flag)" if getattr(parameter, "is_flag", False) else ""
