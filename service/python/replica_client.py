@@ -132,7 +132,7 @@ class Replica:
         `rank_output` (default: its first task). `cursor`: that of the page before, by user.
         Raises SpecError, Refused, Unavailable.
         """
-        given = {"users": users, "events": events, "event_time": event_time, "cursor": cursor}
+        given: dict[str, Any] = {"users": users, "events": events, "event_time": event_time, "cursor": cursor}
         given |= {"rank_by": rank_by, "rank_output": rank_output, "candidates": candidates}
         conditions = {"allowed": allowed, "excluded": excluded or None, "equal": equal, "range": range}
         request: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -130,8 +130,9 @@ class ItemSearcher:
         slots = self._model.described["retrieval"]["item_slots"]
         inputs = RequestReader(self._model, BLOCK_USERS).inputs(request_of(asked, self._model, slots))
         done = self._state.users(self._model, inputs)
-        assert done is not None and done[1] is not None, "nobody changes the state"
+        assert done is not None, "nobody changes the state"
         _, index, user_BV = done
+        assert index is not None
         if not np.isfinite(user_BV).all():
             line = begin + int(np.argmin(np.isfinite(user_BV).all(axis=1)))
             raise UsersRefused(f"{path}, line {line + 1}: the user's vector is not finite")
@@ -181,7 +182,8 @@ def retrieve_parts(
 
 def _read(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment, list[bytes]]]:
     """The lines of each segment. Raises UsersRefused where a file has changed."""
-    path, lines, at = "", iter(()), 0
+    path, at = "", 0
+    lines: Iterator[bytes] = iter(())
     for number, segment in enumerate(segments):
         if segment.partition != path:
             path, lines, at = segment.partition, lines_of(segment.partition), 0

@@ -63,7 +63,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
     from headrace.config import validate
     from headrace.dataset.spec.schema import Schema
-    from headrace.trainer.exports.model_files import DENSE
+    from headrace.trainer.exports.reader import DENSE
     from headrace.trainer.retrieval_config import describe_retrieval
     from headrace.trainer.train.exporting import ExportStager
     from headrace.trainer.train.model_building import build_model

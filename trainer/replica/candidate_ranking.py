@@ -118,7 +118,7 @@ def _tensors(
                 )
     places = pa.array(np.concatenate([np.empty(0, np.int64), *found]))
     items = catalogue.fields.select(of_items).take(places).to_pylist() if of_items else [{}] * len(places)
-    owners = np.repeat(np.arange(len(users)), [len(each) for each in found])
+    owners = [number for number, each in enumerate(found) for _ in range(len(each))]
     candidates = [
         {**users[owner], **{name: [] if value is None else value for name, value in item.items()}}
         for owner, item in zip(owners, items, strict=True)

@@ -14,11 +14,11 @@ import numpy as np
 
 from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
 from headrace.trainer.exports.golden import TOLERANCE
+from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica.item_indexer import ItemIndexer, ServedItems
 from headrace.trainer.replica.replica_table import ReplicaTable, TableStep
 from headrace.trainer.replica.serving_model import (
     BoundModel,
-    DenseGraph,
     Memories,
     ServingModel,
     Tensors,

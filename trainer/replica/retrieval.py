@@ -133,11 +133,11 @@ class Retrieval:
                 raise InvalidInference(f"{len(user_BV)} users with {most} items each; at most {room:,} in one request")
             open_I = index.there_I & opened(index.catalogue, asked.filter)
             found = index.search(user_BV, most, open_I, begins(asked.cursor, len(user_BV)))
-            told_version = {"model_name": name, "model_version": self._state.name_of(kept)}
+            results, by = [_items(index.catalogue, scores, places, most) for scores, places in found], None
             if ranker is not None:
-                return _ranked(asked, ranker, index.catalogue, [at_K for _, at_K in found], told_version)
-            results = [_items(index.catalogue, scores, places, asked.k) for scores, places in found]
-            return RetrievalAnswer(**told_version, results=results)
+                results, by = _ranked(asked, ranker, index.catalogue, [at_K for _, at_K in found])
+            version = self._state.name_of(kept)
+            return RetrievalAnswer(model_name=name, model_version=version, results=results, ranked_by=by)
         raise NoVersionLoaded("the model keeps changing; try again")
 
     def _ranker(self, asked: RetrievalRequest) -> CandidateRanker | None:
@@ -158,12 +158,8 @@ class Retrieval:
 
 
 def _ranked(
-    asked: RetrievalRequest,
-    ranker: CandidateRanker,
-    catalogue: ItemCatalogue,
-    found: Sequence[NDArray[np.int64]],
-    told_version: Mapping[str, str],
-) -> RetrievalAnswer:
+    asked: RetrievalRequest, ranker: CandidateRanker, catalogue: ItemCatalogue, found: Sequence[NDArray[np.int64]]
+) -> tuple[list[UserItems], RankingModel]:
     """The k best of the retrieved items by the ranking model; equal ones as they were retrieved."""
     assert asked.rank_by is not None and asked.users is not None
     version, scores = ranker.score(asked.users, catalogue, found, asked.rank_output)
@@ -172,8 +168,7 @@ def _ranked(
         best = np.argsort(-score_K, kind="stable")[: asked.k]
         ids = catalogue.id_I.take(pa.array(at_K[best])).to_pylist()
         results.append(UserItems(items=ids, scores=score_K[best].tolist(), cursor=None))
-    by = RankingModel(model_name=asked.rank_by, model_version=version)
-    return RetrievalAnswer(**told_version, results=results, ranked_by=by)
+    return results, RankingModel(model_name=asked.rank_by, model_version=version)
 
 
 def request_of(

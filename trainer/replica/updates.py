@@ -8,7 +8,7 @@ Shapes: U unique keys of one table, D floats that inference reads of a row.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from headrace.trainer.status.freshness import EventTimes
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
-ItemSource = tuple[str, ...] | pa.Table
+ItemSource: TypeAlias = tuple[str, ...] | pa.Table
 """Files of a catalogue on this machine, or globs of them; or the fields of the items that came with an export."""
 
 
