@@ -146,7 +146,7 @@ class Actions:
         self._buttons: list[tuple[JobAction, ui.button]] = []
         self._items: list[tuple[JobAction, ui.menu_item]] = []
         self.permitted = acts = permitted_actions(visitor.may)
-        with ui.element("div").classes("actions"):
+        with ui.element("div").classes("actions") as self._box:
             for weight in Weight:
                 self._draw(weight, [act for act in acts if weight_of(act) is weight])
             if not acts:
@@ -182,8 +182,11 @@ class Actions:
 
     async def open(self, act: JobAction, **given: Any) -> None:
         """Open the dialog of an action; `given` are values that its fields begin with."""
-        if self._job is None:
-            return
+        if self._job is not None:
+            with self._box:  # the element that was pressed may be gone by now
+                await self._ask(act, self._job, given)
+
+    async def _ask(self, act: JobAction, job: Job, given: Mapping[str, Any]) -> None:
         try:
             spec = (await self._visitor.get(f"{self._path}/spec"))["spec"] if act.form.fields else {}
             commits = await list_all(self._visitor, f"{self._path}/commits") if act.form.with_commits else []
@@ -193,7 +196,7 @@ class Actions:
             return
         names = [each["name"] for each in reversed(commits)]
         paths = [f"{each['timeline']}/{each['name']}" for each in reversed(exports) if each["complete"]]
-        known = FormContext(self._job, spec, names, list(dict.fromkeys(paths)), given)
+        known = FormContext(job, spec, names, list(dict.fromkeys(paths)), given)
         Confirmation(self._visitor, act, known, self._again).open()
 
     async def _again(self) -> Job:

@@ -67,7 +67,7 @@ def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-LEVEL_CHOICES = {ALL: "all levels", **{level: f"{level.capitalize()} and above" for level in LEVELS[2:4]}}
+LEVEL_CHOICES = {ALL: "all levels"} | {str(level): f"{level.capitalize()} and above" for level in LEVELS[2:4]}
 FOUND_NONE = "No line is of this choice."
 
 

@@ -49,7 +49,7 @@ class RowLookup:
                 self._delete = ui.button(self._forget.form.label, color=None, on_click=self._ask).props("flat no-caps")
                 self._delete.set_visibility(False)
 
-    def show(self, tables: Mapping[str, str]) -> None:
+    def show(self, tables: dict[str, str]) -> None:
         """Offer these slots, each of a table."""
         if tables != self._tables:
             self._tables, slots = tables, list(tables)

@@ -171,13 +171,15 @@ class VersionSheet:
     def __init__(self, visitor: ApiCaller, job: str, actions: Actions) -> None:
         self._visitor, self._job, self._actions = visitor, job, actions
         self._path = f"/jobs/{quote(job, safe='')}"
+        self._place = ui.element("div")
 
     async def open(self, key: str) -> None:
         """Show the version of this key."""
-        try:
-            await (self._export(*key.split("/", 2)) if "/" in key else self._commit(key))
-        except (RequestRefused, httpx.HTTPError) as error:
-            ui.notify(str(error), type="negative")
+        with self._place:  # the cell that was pressed may be drawn anew by now
+            try:
+                await (self._export(*key.split("/", 2)) if "/" in key else self._commit(key))
+            except (RequestRefused, httpx.HTTPError) as error:
+                ui.notify(str(error), type="negative")
 
     async def _commit(self, name: str) -> None:
         commit = await self._visitor.get(f"{self._path}/commits/{quote(name, safe='')}")

@@ -279,6 +279,44 @@ def test_an_operator_pauses_resumes_and_commits_by_dialogs(service):
     }
 
 
+def test_an_operator_keeps_a_commit_from_the_page_of_its_content_and_looks_a_row_up(service):
+    with browsing(service, "operator") as page:
+        page.goto(f"{service.http.base_url}/ui/jobs/clicks?tab=versions")
+        page.click("button.opens >> nth=0")
+        title = page.locator(".sheet .title", has_text="Commit ").inner_text()
+        page.click(".sheet .q-btn:has-text('Keep a commit')")
+        seen(page, ".sheet .title", "Keep a commit: clicks?")
+        page.click(".sheet .buttons .q-btn:has-text('Keep a commit')")
+        seen(page, ".q-notification", "held_by")
+        held = service.ask("GET", f"/jobs/clicks/commits/{title.removeprefix('Commit ')}")["held_by"]
+        assert "operator" in held
+        page.goto(f"{service.http.base_url}/ui/jobs/clicks?tab=rows")
+        page.locator(".line .q-select", has_text="user").first.wait_for()
+        page.fill("[aria-label='Value: a feature id, or its text']", "17")
+        page.click(".q-btn:has-text('Look up')")
+        seen(page, ".output", "slot user, sign 17: table default")
+
+
+def test_an_admin_creates_a_job_from_events_once_its_errors_are_mended(service):
+    events = "".join(f'{{"user": "u{n % 7}", "item": "i{n % 5}", "click": {n % 2}}}\n' for n in range(200))
+    with browsing(service, "admin") as page:
+        page.click("text=New job")
+        page.fill("textarea >> nth=0", events)
+        page.fill("[aria-label='Files of the events']", f"{CLICKS}/none-*.jsonl")
+        page.click(".q-btn:has-text('Propose')")
+        page.wait_for_function("document.querySelector('.toml textarea').value.includes('[passes]')")
+        toml = page.input_value(".toml textarea").replace('name = "events"', 'name = "made"', 1)
+        page.fill(".toml textarea", toml.replace("[passes]", "[passes]\nmax_evens = 1"))
+        page.uncheck("text=Start it at once")
+        page.click(".q-btn:has-text('Create')")
+        seen(page, ".faults", "did you mean 'max_events'?")
+        seen(page, ".faults", ": max_evens = 1")
+        page.fill(".toml textarea", toml)
+        page.click(".q-btn:has-text('Create')")
+        page.wait_for_url("**/ui/jobs/made")
+        seen(page, ".chip", "stopped")
+
+
 def test_a_viewer_only_reads_also_on_a_telephone_in_the_dark(service):
     with browsing(service, "viewer", 390, 844, "dark") as page:
         shoot(page, "telephone-jobs")

@@ -64,8 +64,8 @@ class InputSection(Section):
         return self
 
 
-_EXAMPLE = {"input": {"paths": ["/data/clicks/*.jsonl"]}, "output": "/data/predictions"}
-_OF_EXPORT = {
+_EXAMPLE: dict[str, Any] = {"input": {"paths": ["/data/clicks/*.jsonl"]}, "output": "/data/predictions"}
+_OF_EXPORT: dict[str, Any] = {
     "version": "/models/clicks/t1/0000000012-base",
     "base": "/srv/clicks",
     "spec": {"pipe": {"kind": "columns"}},
