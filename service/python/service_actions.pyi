@@ -812,7 +812,8 @@ class ServiceActions:
         ...
 
     def infer_spec(self, *, events: str, paths: str | None = ...) -> InferredSpec:
-        """Propose slots, label, time and source for a sample of events, as `headrace spec infer --guessed` does."""
+        """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does, without
+        measuring."""
         ...
 
     def list_builds(self) -> Builds:
