@@ -92,7 +92,7 @@ def list_examples() -> ExampleJobs:
     audited=("paths",),  # not the events
 )
 def infer_spec(call: ActionCall, asked: InferSpec) -> InferredSpec:
-    """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does, without measuring."""
+    """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does; it measures none."""
     from headrace.service.planning.event_sample import EventSample  # a service that is not asked loads none of it
     from headrace.service.planning.job_text import infer_job
     from headrace.service.planning.sweep_settings import toml_value

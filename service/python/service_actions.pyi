@@ -812,8 +812,8 @@ class ServiceActions:
         ...
 
     def infer_spec(self, *, events: str, paths: str | None = ...) -> InferredSpec:
-        """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does, without
-        measuring."""
+        """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does; it measures
+        none."""
         ...
 
     def list_builds(self) -> Builds:
