@@ -29,6 +29,8 @@ MAX_NUMBERS = 20_000
 """Numbers of a field that are kept for its quantiles: the first ones."""
 MAX_LISTS = 32
 """Lists that are compared with each other for membership: the first ones."""
+MOST = 1e300
+"""Greatest size of a number; a greater one counts as this."""
 NAME = re.compile(r"[^./\\\"'\s\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,64}")
 """Names of fields that a job file can name on a path."""
 
@@ -160,7 +162,7 @@ class FieldFacts:
             self.distinct[value] = 1
 
     def _add_number(self, value: float) -> None:
-        number = float(value) if abs(value) < 1e300 else math.copysign(1e300, value)
+        number = float(min(max(value, -MOST), MOST))
         self.num_sorted += not self.numbers or number >= self.numbers[-1]
         self.low, self.high = min(self.low, number), max(self.high, number)
         if len(self.numbers) < MAX_NUMBERS:
@@ -225,7 +227,7 @@ class EventFacts:
             return self.fields[path]
         parent = path.rpartition(SEPARATOR)[0]
         self._children[parent] += 1
-        if parent and self._children[parent] > MAX_CHILDREN:
+        if parent and parent not in self.mappings and self._children[parent] > MAX_CHILDREN:
             self.mappings.add(parent)
             for known in [known for known in self.fields if known.startswith(parent + SEPARATOR)]:
                 del self.fields[known]
@@ -239,7 +241,8 @@ class EventFacts:
         """Each value that is no object: its path, itself, and the list of objects that it is in."""
         for name, value in event.items():
             path = above + name
-            if NAME.fullmatch(name) is None or len(path) > MAX_PATH or path in self.mappings or depth >= MAX_DEPTH:
+            is_of_mapping = path in self.mappings or above.removesuffix(SEPARATOR) in self.mappings
+            if NAME.fullmatch(name) is None or len(path) > MAX_PATH or is_of_mapping or depth >= MAX_DEPTH:
                 self.num_left_out += 1
             elif isinstance(value, dict):
                 yield from self._leaves(value, path + SEPARATOR, depth + 1, within)
@@ -256,8 +259,8 @@ class EventFacts:
         """Compare the lists of one event with each other."""
         known = [path for path, facts in self.fields.items() if facts.is_list][:MAX_LISTS]
         sets = {path: set(lists[path]) for path in known if path in lists}
-        for first in known:
-            for second in known:
+        for first in known if sets else ():
+            for second in known if first in sets else sets:
                 if first == second:
                     continue
                 same = len(lists.get(first, ())) == len(lists.get(second, ()))

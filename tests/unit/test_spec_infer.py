@@ -166,6 +166,26 @@ def test_a_mapping_of_ids_is_left_out():
     assert facts.num_left_out > 0
 
 
+def test_a_number_greater_than_any_float_is_a_number():
+    facts = observe_events({"n": n} for n in (10**400, -(10**400), 3)).fields["n"]
+    assert facts.is_whole and (facts.low, facts.high, facts.num_sorted) == (-1e300, 1e300, 2)
+
+
+def test_a_great_mapping_is_left_out_once_and_not_looked_through_again():
+    mapping = {f"k{number}": {"x": 1} if number % 2 else 1 for number in range(30_000)}
+    facts = observe_events(iter([{**{f"g{number}": 1 for number in range(900)}, "clicks": mapping}]))
+    assert facts.mappings == {"clicks"} and len(facts.fields) == 900
+    assert facts.num_left_out > 29_000
+
+
+def test_lists_are_compared_in_events_that_have_one_of_them():
+    events = [{"a": [1], "b": [1, 2]}, {"b": [3]}, {}, {"a": [], "b": []}, {"a": [2], "b": [2]}]
+    facts = observe_events(iter(events))
+    assert facts.equally_long == {("a", "b"): False, ("b", "a"): False}
+    found = {pair: (each.num_within, each.num_judged) for pair, each in facts.members.items()}
+    assert found == {("a", "b"): (2, 2), ("b", "a"): (1, 3)}
+
+
 def test_without_a_label_the_file_says_what_to_fill_in(tmp_path):
     proposal = proposed(tmp_path, [{"a": 1}, {"a": 2}])
     assert len(proposal.missing) == 1
