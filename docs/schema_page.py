@@ -66,7 +66,9 @@ class Schema:
             return " or ".join(dict.fromkeys(self.words(each) for each in choices))
         if value.get("type") == "array":
             inner = value.get("prefixItems")
-            return f"list of {self.words(value['items'])}" if inner is None else f"list of {len(inner)} numbers"
+            if inner is None:
+                return f"list of {self.words(value['items'])}"
+            return f"list of {len(inner)} {'texts' if inner[0].get('type') == 'string' else 'numbers'}"
         if value.get("type") == "object":
             named = [self.words(each) for each in _named(value)]
             return f"{' or '.join(named)} by name" if named else "any keys"

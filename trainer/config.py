@@ -38,6 +38,7 @@ from headrace.secrets import FORMS, is_reference
 from headrace.shared_folder import SharedFolder
 from headrace.text_kinds import TextKind
 from headrace.timeline import TracePart
+from headrace.trainer.cross_config import CrossesSection
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 from headrace.trainer.guard_config import GatesSection, GuardsSection, RollbackSection
 from headrace.trainer.loss_scale import LossScaleSection
@@ -464,7 +465,7 @@ class ExportSection(Section):
 class TrainerJob(GrownSection):
     """The sections of the job spec that a trainer reads."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"retrieval", "tuning"})
+    later: ClassVar[frozenset[str]] = frozenset({"retrieval", "tuning", "crosses"})
     holds: ClassVar[Mapping[str, TextKind]] = {
         "name": TextKind.NAME,
     }
@@ -513,6 +514,8 @@ class TrainerJob(GrownSection):
     """Retrieval of items by replicas, for model two_tower (docs/retrieval.md). Unset: replicas predict only."""
     tuning: TuningSection = TuningSection()
     """The tuning of a new job, with train.tune = "auto"."""
+    crosses: CrossesSection = CrossesSection()
+    """The crosses of slots that a new job chooses."""
 
 
 class Rerun(Section):

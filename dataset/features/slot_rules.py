@@ -49,7 +49,9 @@ def check_slot_features(pipe: AnyPipe, entries: Sequence[SlotEntry]) -> None:
     filled = {slot.name for slot in schema.filled}
     for number, entry in enumerate(entries):
         if known := [part for part in entry.cross if part in filled]:
-            raise SpecError(f"of {known[0]!r}, a history or counters: the job fills it later", at(number, "cross"))
+            raise SpecError(
+                f"of {known[0]!r}, a history, counters or crosses: the job fills it later", at(number, "cross")
+            )
     fields_of(pipe, schema.emitted)
 
 
@@ -96,9 +98,9 @@ def _problems(entry: SlotEntry, pipe: ColumnsPipe) -> Iterator[tuple[str, str]]:
         for key in keys:
             if key not in OF_CROSS:
                 yield key, "does not go with cross; set it in the slots that are crossed"
-    if isinstance(entry, SparseSlot) and entry.history is not None:
+    if isinstance(entry, SparseSlot) and (entry.history is not None or entry.pairs):
         for key in keys:
-            yield key, "does not go with history: the job fills this slot"
+            yield key, f"does not go with {'pairs' if entry.pairs else 'history'}: the job fills this slot"
     if isinstance(entry, DenseSlot) and entry.counters is not None:
         for key in keys:
             yield key, "does not go with counters: the job fills this slot"

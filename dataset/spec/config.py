@@ -25,6 +25,8 @@ MAX_LEN = 1 << 20
 """Upper limit of `max_len`, in signs per sample."""
 MAX_HISTORY = 1_000
 """Upper limit of `history.last`, in signs of one key: 8 bytes each in memory, commits and messages."""
+MAX_PAIRS = 64
+"""Most pairs of one slot."""
 MAX_DENSE = 1 << 24
 """Upper limit of a dense slot's size, in floats: 64 MiB per sample."""
 
@@ -374,6 +376,7 @@ class SparseSlot(SlotEntry):
     holds: ClassVar[Mapping[str, TextKind]] = {
         "table": TextKind.NAME,
         "share": TextKind.NAME,
+        "pairs": TextKind.NAME,
     }
 
     kind: Literal["sparse"] = "sparse"
@@ -397,6 +400,9 @@ class SparseSlot(SlotEntry):
     history: HistorySection | None = None
     """Set: the job fills this slot with what it remembers of earlier samples; see HistorySection. Its table, `values`
     and, unless set, `share` are those of the slot `of`, and max_len is `last`."""
+    pairs: Annotated[tuple[tuple[str, str], ...], Field(max_length=MAX_PAIRS)] = ()
+    """Set: the job fills this slot with crosses of sparse slots, whatever the pipe is. For each pair of slots, two ids
+    of a sample together are one id; of a slot with several ids, the first 32 of a sample are crossed."""
     group: SlotGroup | None = None
     """Number that makes the keys of its rows; of several names, that of the first one. Unset: by the order of the
     slots. A job file needs it nowhere: when slots are removed or change places, Headrace writes it into the logged
@@ -412,7 +418,20 @@ class SparseSlot(SlotEntry):
             raise ValueError(f"max_len = {self.max_len} is not history.last = {self.history.last}; leave max_len out")
         if self.history is not None and (self.weighted or self.padding is not None or self.keep != "head"):
             raise ValueError("a history has no weighted, padding or keep: set them for the slot that it remembers")
+        if self.pairs:
+            self._only_pairs()
         return self
+
+    def _only_pairs(self) -> None:
+        """Raise ValueError for a pair that is none, and for keys that do not go with `pairs`."""
+        if self.history is not None or self.weighted or self.padding is not None or self.max_len is not None:
+            raise ValueError("pairs do not go with history, weighted, padding or max_len")
+        if self.pooling == "none" or self.values != "uint64" or self.share is not None or self.names:
+            raise ValueError('pairs need a name of their own, pooling, values = "uint64", and no share')
+        if same := [one for one, other in self.pairs if one == other]:
+            raise ValueError(f"pairs hold {same[0]!r} with itself")
+        if len({frozenset(pair) for pair in self.pairs}) < len(self.pairs):
+            raise ValueError("pairs hold one pair twice")
 
 
 class DenseSlot(SlotEntry):

@@ -146,10 +146,11 @@ class FeatureKeys(KeywordKeys):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the keys of this class, `counters` and `statistics` that are not set, so that other slots are written
-        as before there were any."""
+        """Without the keys of this class, `counters`, `statistics` and `pairs` that are not set, so that other slots
+        are written as before there were any."""
         unset = {name for name in FeatureKeys.model_fields if name not in self.feature_keys}
         unset |= {name for name in ("counters", "statistics") if getattr(self, name, None) is None}
+        unset |= {name for name in ("pairs",) if not getattr(self, name, ())}
         return {name: value for name, value in dump(self).items() if name not in unset}
 
 

@@ -133,8 +133,23 @@ class Schema:
 
     @cached_property
     def filled(self) -> tuple[Slot, ...]:
+        """Slots that the job fills: from earlier samples, then crosses."""
+        return (*self.remembered, *self.crossed)
+
+    @cached_property
+    def remembered(self) -> tuple[Slot, ...]:
         """Slots that the job fills from earlier samples: histories, then counters, then statistics of rows."""
         return (*self.histories, *self.counters, *self.statistics)
+
+    @cached_property
+    def uncrossed(self) -> "Schema":
+        """All slots but crosses, in order."""
+        return Schema(tuple(slot for slot in self.slots if slot not in self.crossed))
+
+    @cached_property
+    def crossed(self) -> tuple[Slot, ...]:
+        """Sparse slots that the job fills with crosses of other slots of the same sample, in order."""
+        return tuple(slot for slot in self.sparse if slot.sparse.pairs)
 
     @cached_property
     def histories(self) -> tuple[Slot, ...]:

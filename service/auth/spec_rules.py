@@ -78,8 +78,9 @@ class SpecRules:
     def _check(self, holds: TextKind, value: Any, folder: Path, at: str) -> None:
         match holds:
             case TextKind.NAME:
-                for name in [value] if isinstance(value, str) else value:
-                    check_name(name, at)
+                for each in [value] if isinstance(value, str) else value:
+                    for name in [each] if isinstance(each, str) else each:  # pairs of names
+                        check_name(name, at)
             case TextKind.FOLDER:
                 self.confines.check_folder(value, folder, at)
             case TextKind.BASE:

@@ -77,11 +77,14 @@ TUNING = "tuning"
 """Stores of the settings that a new job tries; left by a run that was killed meanwhile, and removed by the next one."""
 TUNED = "tuning.json"
 """The settings that the job chose, as the log has them from its first generation on."""
+CROSSED = "crosses.json"
+"""The crosses that it chose, likewise."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", HANDOVER, "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", EVALUATOR, OUTPUT, PAUSED, SHARED),
     *(TUNING, TUNED, unfinished_name(Path(TUNED)).name),
+    *(CROSSED, unfinished_name(Path(CROSSED)).name),
     *(OBJECTS_AT, unfinished_name(Path(OBJECTS_AT)).name),
     *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
     *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),

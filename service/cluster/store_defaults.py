@@ -1,5 +1,5 @@
-"""Completes a job file by its store: with the set of defaults that it began with, with the settings that tuning chose,
-and with the numbers of its slots.
+"""Completes a job file by its store: with the set of defaults that it began with, with the settings and crosses that it
+chose, and with the numbers of its slots.
 
 trainer.spec.defaults has the sets, dataset.spec.slot_groups the rules of the numbers.
 """
@@ -14,7 +14,8 @@ from headrace import documents
 from headrace.config import validate
 from headrace.dataset.spec.slot_groups import settled
 from headrace.dataset.spec.stream_spec import SlotsSpec
-from headrace.service.cluster.store import TUNED
+from headrace.service.cluster.store import CROSSED, TUNED
+from headrace.service.spec.chosen_crosses import under_crosses
 from headrace.service.spec.job import LoadedJob, with_defaults
 from headrace.service.spec.tuned_settings import under_choice
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
@@ -30,7 +31,9 @@ def with_store_defaults(job: LoadedJob) -> LoadedJob:
     """
     logged = newest_spec(job.store)
     if logged is None:
-        return under_choice(job, _chosen_before_log(job.store))
+        job = under_crosses(job, _chosen_before_log(job.store / CROSSED))
+        return under_choice(job, _chosen_before_log(job.store / TUNED))
+    job = under_crosses(job, logged.get("crosses", {}).get("chosen"))
     if fill_defaults(logged).get("slots") != job.full["slots"]:
         job = with_slot_numbers(job)
     return _with_defaults_of(job, logged)
@@ -39,13 +42,15 @@ def with_store_defaults(job: LoadedJob) -> LoadedJob:
 def with_defaults_alone(job: LoadedJob) -> LoadedJob:
     """The job with the defaults that its store began with, and with the numbers that its file gives to slots."""
     logged = newest_spec(job.store)
-    return job if logged is None else _with_defaults_of(job, logged)
+    if logged is None:
+        return job
+    return _with_defaults_of(under_crosses(job, logged.get("crosses", {}).get("chosen")), logged)
 
 
-def _chosen_before_log(store: Path) -> Mapping[str, Any] | None:
-    """The settings that a new job chose, which its first generation logs; None: it has not chosen yet."""
+def _chosen_before_log(path: Path) -> Mapping[str, Any] | None:
+    """The choice of a new job, which its first generation logs; None: it has not chosen yet."""
     try:
-        return documents.read_object(store / TUNED)
+        return documents.read_object(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -1,6 +1,7 @@
-"""Lets a new job choose its settings on the first events of its stream, before its first pass.
+"""Lets a new job choose crosses and settings on the first events of its stream, before its first pass.
 
-One process on this machine tries the settings (trainer.train.tuning), in a folder of the job's store. A job is a
+One process on this machine chooses the crosses (service.planning.cross_choice), another one then tries the settings
+(trainer.train.tuning), each in a folder of the job's store. A job is a
 function of its settings and its log, so the new job need not take over what the best one has learnt. The process can be
 killed at any time: it is started again, and chooses the same.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from headrace import documents
 from headrace.codec import plain
+from headrace.config import validate
 from headrace.dataset.sources.kinds import open_sources
 from headrace.dataset.spec.config import Opening
 from headrace.deadline import Deadline
@@ -30,12 +32,14 @@ from headrace.service.cluster.job_runner import JobRunner, StopRequestedWithin
 from headrace.service.cluster.local import LocalWorker, ProcessLauncher
 from headrace.service.cluster.run_folder import write_private
 from headrace.service.cluster.runtime import LAUNCHER, PYTHON, CannotStart, Launcher, OnLine
-from headrace.service.cluster.store import TUNED, TUNING
+from headrace.service.cluster.store import CROSSED, TUNED, TUNING
 from headrace.service.cluster.store_defaults import newest_spec
 from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.service.spec.tuned_settings import AS_IT_IS, Keys, settings_to_try, under_choice, with_keys
+from headrace.trainer.cross_config import CrossChoice
 from headrace.trainer.job_status import read
 from headrace.trainer.tuning_config import TriedSetting, TuningChoice
 from headrace.trainer.tuning_status import PROGRESS, TriedStatus, TuningStatus
@@ -45,11 +49,15 @@ SUFFIX = "-tuning"
 SAMPLES = "samples"
 MAX_KEPT_BYTES = 8 << 30
 """Most bytes of samples that the trials of a job with a join keep in files; others keep theirs in memory."""
+CHOICE = "choice.json"
+"""File with the choice of crosses."""
 LEFT_OUT = ("exports", "predict", "evaluator", "guards", "cluster", "tuning")
 """Sections of the job that trials lack."""
 OPEN_S = 60.0
 LOOK_S = 0.1
 """Time between two looks at the process."""
+LEAST_SHARE = 4
+"""Crosses are chosen if the stream has `crosses.events` divided by this."""
 MAX_STARTS = 4
 """Most starts of the process; one that is killed so often leaves the job as it is."""
 
@@ -89,27 +97,14 @@ class Tuning:
         """The settings, the chosen one first. `folder`: for files, new; `private`: for the configuration, which
         has the secrets. Raises SpecError where none can be run, TuningStopped, CannotStart.
         """
-        for _ in range(MAX_STARTS):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            write_private(private / "tuning.json", self.config(folder))
-            command = (*PYTHON, "headrace.trainer.train.tuning", "--config", str(private / "tuning.json"))
-            try:
-                child = starter.start(command, self.job.folder)
-            except OSError as error:
-                raise CannotStart("tuning", error) from error
-            with _running(child) as worker:
-                while worker.poll() is None:
-                    show(_progress(folder))
-                    if stop_requested_within(LOOK_S):
-                        raise TuningStopped
-            code = worker.poll()
-            if code == 0:
-                return _progress(folder).tried
-            assert code is not None
-            if code > 0:
-                break
-        raise SpecError(error_in(worker.last_lines()) or f"the trials ended with code {code}")
+
+        def look() -> None:
+            show(_progress(folder))
+            if stop_requested_within(LOOK_S):
+                raise TuningStopped
+
+        _run("headrace.trainer.train.tuning", self.config, folder, private, self.job, starter, look)
+        return _progress(folder).tried
 
     def config(self, folder: Path) -> dict[str, Any]:
         """A TrialsConfig."""
@@ -135,6 +130,40 @@ class Tuning:
         return job_of(with_keys(with_own_groups(raw, job.spec, SUFFIX), own), job.folder)
 
 
+def _run(
+    module: str,
+    config: Callable[[Path], dict[str, Any]],
+    folder: Path,
+    private: Path,
+    job: LoadedJob,
+    starter: Starter,
+    look: Callable[[], None],
+) -> None:
+    """Run a process to its end, also where it is killed, with a new `folder` for its files; call `look` meanwhile.
+
+    `config`: of `folder`, its configuration. Raises SpecError with the error of the process, CannotStart.
+    """
+    for _ in range(MAX_STARTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_private(private / "tuning.json", config(folder))
+        command = (*PYTHON, module, "--config", str(private / "tuning.json"))
+        try:
+            child = starter.start(command, job.folder)
+        except OSError as error:
+            raise CannotStart("tuning", error) from error
+        with _running(child) as worker:
+            while worker.poll() is None:
+                look()
+        code = worker.poll()
+        if code == 0:
+            return
+        assert code is not None
+        if code > 0:
+            break
+    raise SpecError(error_in(worker.last_lines()) or f"the process ended with code {code}")
+
+
 @contextmanager
 def _running(child: WorkerProcess) -> Iterator[LocalWorker]:
     """The process of the trials; it and what it started are gone at the end."""
@@ -155,15 +184,14 @@ def _progress(folder: Path) -> TuningStatus:
 def tune_first(
     job: LoadedJob, plans: GenerationPlans, runner: JobRunner, launcher: Launcher, private: Path, on_line: OnLine
 ) -> None:
-    """Before the first pass of `runner`, let the job choose its settings if it is new and may choose any.
+    """Before the first pass of `runner`, let the job choose crosses and settings if it is new and may choose any.
 
     The choice is shown from then on. The store is held. `private`: the run folder.
     """
     shutil.rmtree(job.store / TUNING, ignore_errors=True)  # a killed run has left it
     if job.spec.tuning.chosen is not None:
         runner.tuning = _shown(job)
-        return
-    if not _is_due(job):
+    if not _is_new(job) or not (_chooses_crosses(job) or _tunes(job)):
         return
     starter = launcher.starter if isinstance(launcher, ProcessLauncher) else Spawner()
 
@@ -172,7 +200,9 @@ def tune_first(
             runner.tuning = status
 
         try:
-            tuned = _tuned(job, private, starter, stop_requested_within, show, on_line)
+            tuned = _crossed(job, private, starter, stop_requested_within, show, on_line)
+            if _tunes(tuned):
+                tuned = _tuned(tuned, private, starter, stop_requested_within, show, on_line)
         except TuningStopped as error:
             return RunOutcome(ExitCode.DRAINED, str(error))
         finally:
@@ -221,18 +251,71 @@ def _tuned(
     return under_choice(job, choice)
 
 
+def _crossed(
+    job: LoadedJob,
+    private: Path,
+    starter: Starter,
+    stop_requested_within: StopRequestedWithin,
+    show: Callable[[TuningStatus], None],
+    on_line: OnLine,
+) -> LoadedJob:
+    """The job with the crosses that it chooses, or without; see `_tuned`. Raises TuningStopped."""
+    least = job.spec.crosses.events // LEAST_SHARE
+    if not _chooses_crosses(job) or not _has_backlog(job, least, on_line, "no crosses are chosen"):
+        return job
+
+    def config(folder: Path) -> dict[str, Any]:
+        beside = job_of(with_own_groups(job.whole(), job.spec, SUFFIX), job.folder)
+        return {"job": beside.raw, "secrets": beside.secrets, "folder": str(job.folder), "store": str(folder)}
+
+    def look() -> None:
+        show(TuningStatus(name="crosses"))
+        if stop_requested_within(LOOK_S):
+            raise TuningStopped
+
+    begin_s, folder = time.monotonic(), job.store / TUNING
+    try:
+        _run("headrace.service.planning.cross_choice", config, folder, private, job, starter, look)  # 1
+    except SpecError as error:
+        on_line(LAUNCHER, f"no crosses are chosen: {error}")
+        return job
+    choice = documents.read_object(folder / CHOICE)
+    with writing(job.store / CROSSED):
+        write_whole(REAL, job.store / CROSSED, json.dumps(choice).encode())  # 2
+    on_line(
+        LAUNCHER, f"crosses: {words_of_crosses(validate(CrossChoice, choice))} in {time.monotonic() - begin_s:.1f} s"
+    )
+    return under_crosses(job, choice)
+
+
+def words_of_crosses(choice: CrossChoice) -> str:
+    """The choice in one line."""
+    if not choice.pairs:
+        return f"none pays by {choice.samples:,} samples"
+    pairs = ", ".join(" x ".join(each.of) for each in choice.pairs)
+    auc = f"AUC of a linear model {choice.auc:.4f}, {choice.auc_with:.4f} with them"
+    return f"{pairs} are chosen by {choice.samples:,} samples ({auc})"
+
+
 def choice_of(tried: Sequence[TriedStatus]) -> TuningChoice:
     """The choice as a fact of the job."""
     return TuningChoice(tried=tuple(TriedSetting(**plain(each)) for each in tried))
 
 
-def _is_due(job: LoadedJob) -> bool:
-    train = job.spec.train
-    return train.tune == "auto" and train.learn and job.ends_after is None and newest_spec(job.store) is None
+def _is_new(job: LoadedJob) -> bool:
+    return job.spec.train.learn and job.ends_after is None and newest_spec(job.store) is None
 
 
-def _has_backlog(job: LoadedJob, events: int, on_line: OnLine) -> bool:
-    """Whether the stream has so many events now, and this machine can learn them."""
+def _chooses_crosses(job: LoadedJob) -> bool:
+    return job.spec.crosses.chosen is None and chooses(job)
+
+
+def _tunes(job: LoadedJob) -> bool:
+    return job.spec.train.tune == "auto" and job.spec.tuning.chosen is None
+
+
+def _has_backlog(job: LoadedJob, events: int, on_line: OnLine, otherwise: str = "not tuned") -> bool:
+    """Whether the stream has so many events now, and this machine can learn them. `otherwise`: told if not."""
     spec = job.spec
     try:
         require("torch", "training")
@@ -244,12 +327,13 @@ def _has_backlog(job: LoadedJob, events: int, on_line: OnLine) -> bool:
         finally:
             source.close()
     except (HeadraceError, OSError) as error:
-        on_line(LAUNCHER, f"not tuned, for the stream cannot be learnt on this machine: {error}")
+        on_line(LAUNCHER, f"{otherwise}, for the stream cannot be learnt on this machine: {error}")
         return False
     if waiting < events and not source.bounded:
         on_line(
             LAUNCHER,
-            f"not tuned: the stream has {waiting:,} of {events:,} events yet; `headrace tune` compares settings later",
+            f"{otherwise}: the stream has {waiting:,} of {events:,} events yet; `headrace tune` and `headrace suggest` "
+            "compare later",
         )
     return waiting >= events
 

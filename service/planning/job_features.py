@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dataset.features.pair_columns import pair_column
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.config import ColumnsPipe
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import BadInput, SpecError
 from headrace.service.planning.feature_columns import (
@@ -84,6 +86,8 @@ def suggest_features(job: LoadedJob, num_events: int) -> Suggestions:
     features, entries = [], []
     for feature, gain in found.features:
         entry = entry_of(feature, names, texts)
+        if feature.kind == "cross" and not isinstance(job.spec.pipe, ColumnsPipe):
+            entry = {"name": entry["name"], "pairs": [list(feature.of)]}
         names.add(entry["name"])
         features.append((str(entry["name"]), feature, gain))
         entries.append(entry)
@@ -119,7 +123,7 @@ def measure_job(
     facts = SampleFacts(label_B, end_E, samples.time_s_B)
     columns = _columns(schema, samples, facts)
     tried = [Feature("ids", tuple(of), {"name": name}, columns.pop(name)) for name, of in (ids or {}).items()]
-    crosses = {slot.name for slot in schema.emitted.sparse if slot.entry.cross}
+    crosses = {slot.name for slot in schema.sparse if slot.entry.cross or slot.sparse.pairs}
     return find_features(facts, columns, task.label, ids=tried, doubted=doubted, crosses=crosses), tally
 
 
@@ -163,6 +167,8 @@ def _columns(schema: Schema, samples: Samples, facts: SampleFacts) -> dict[str, 
             windows_s = np.array(slot.counters.windows_s, np.int64)
             keys = [emitted[name] for name in slot.counters.keys]
             return of_counters(keys, facts.click_B, facts.end_E, facts.time_s_B, windows_s)
+        if slot in schema.crossed:
+            return of_signs(pair_column(samples.sparse, slot))
         return emitted[slot.name] if slot.name in emitted else of_numbers(samples.dense[slot.name])
 
     return {slot.name: column(slot) for slot in (*schema.sparse, *schema.dense) if slot not in schema.statistics}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.dataset.features.pair_columns import pair_column
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples
@@ -323,6 +324,8 @@ def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str
 def _add(counters: dict[tuple[str, int], _Counter], schema: Schema, samples: Samples) -> None:
     for slot in schema.emitted.sparse:
         counters[slot.sparse.table, slot.group].pending.append(samples.sparse[slot.name].values_N)
+    for slot in schema.crossed:
+        counters[slot.sparse.table, slot.group].pending.append(pair_column(samples.sparse, slot).values_N)
     for slot in schema.histories:
         history = slot.history
         keep_B = np.ones(len(samples), np.bool_)

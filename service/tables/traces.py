@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.dataset.features.pair_columns import mark_of
 from headrace.dataset.samples.sample_bytes import decode_samples
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.deadline import Deadline
@@ -119,12 +120,15 @@ class _Search:
         """1. Rows of the value in all slots, and of crosses. 2. What is kept under these. 3. What contains them."""
         self.signs = dict.fromkeys(self._same(), self.own_P)
         crosses = [each for each in self.schema.sparse if each.entry.cross and any(map(self._is_own, each.entry.cross))]
-        self.known = self._keys_by_group(crosses)
+        crossed = [each for each in self.schema.crossed if self.signs.keys() & _parts(each)]
+        self.known = self._keys_by_group([*crosses, *crossed])
         for each in self.schema.sparse:  # 1
             if each.name in self.signs:
                 self._add(each.sparse.table, each.group, self._there(each, _keys(self.own_P, each.group)))
         for each in crosses:
             self._search_cross(each)
+        for each in crossed:
+            self._search_pairs(each)
         self._search_keyed()  # 2
         self._search_histories()  # 3
         self._search_join()
@@ -167,7 +171,7 @@ class _Search:
     def _keys_by_group(self, crosses: Sequence[Slot]) -> dict[tuple[str, int], U64]:
         """The keys of rows of the slots that a search compares with, read once for each table."""
         names = {*self.signs, *(each.name for each in crosses)}
-        names |= {part for each in crosses for part in each.entry.cross if part in self.schema.by_name}
+        names |= {part for each in crosses for part in _parts(each) if part in self.schema.by_name}
         keyed = (each.counters.keys for each in self.schema.counters)
         names |= {part for keys in keyed if len(keys) > 1 for part in keys}
         slots = [each for each in self.schema.sparse if each.name in names]
@@ -207,6 +211,15 @@ class _Search:
         keys_U = unique_keys(NO_KEYS, *there)
         self.signs[slot.name] = _signs(keys_U, slot.group)
         self._add(slot.sparse.table, slot.group, keys_U)
+
+    def _search_pairs(self, slot: Slot) -> None:
+        for pair in (pair for pair in slot.sparse.pairs if self.signs.keys() & set(pair)):
+            parts = [
+                np.array([mark_of(pair)], np.uint64),
+                *(self._signs_of(self.schema.by_name[name]) for name in pair),
+            ]
+            for sign_N in self._chained(slot.name, [(part_P, CROSS_GROUP) for part_P in parts]):
+                self._add(slot.sparse.table, slot.group, self._there(slot, _keys(sign_N, slot.group)))
 
     def _chained(self, name: str, parts: Sequence[tuple[U64, int]]) -> Iterator[U64]:
         """(N,) all combinations of signs as one number each, in pieces: `key of (part ^ number before)`, part by part,
@@ -278,6 +291,11 @@ class _Search:
 def _field(slot: Slot) -> str:
     """The field of the event with the values of a plain slot."""
     return slot.entry.source or slot.name
+
+
+def _parts(slot: Slot) -> set[str]:
+    """The slots and fields that a cross crosses, or those of all pairs."""
+    return {*slot.entry.cross, *(name for pair in slot.sparse.pairs for name in pair)}
 
 
 def _keys(sign_N: U64, group: int) -> U64:

@@ -18,6 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.service.cluster.tuning import words_of_crosses
+from headrace.service.planning.cross_choice import choice_of
+from headrace.service.spec.chosen_crosses import chooses, under_crosses
+from headrace.service.spec.job import job_of
 from headrace.trainer.metrics.halves import StreamHalves
 from headrace.trainer.metrics.samples import row_type
 from tests.bench.linear import FieldAware, Flat, Learnt, Linear
@@ -74,13 +78,19 @@ class Zoo:
     def __init__(self, folder: Path) -> None:
         self.streams, self._folder = Streams(folder), folder
 
-    def model(self, stream: str, changes: Changes) -> dict[str, Any]:
-        """Figures of a job with all defaults but for the changes; slots are added."""
+    def model(self, stream: str, changes: Changes, *, crosses: bool = False) -> dict[str, Any]:
+        """Figures of a job with all defaults but for the changes; slots are added. `crosses`: whether it chooses
+        crosses first, as a new job does."""
         raw = json.loads(json.dumps(self.streams.spec(stream)))
         slots = raw["slots"] + changes.get("slots", [])
         merge(raw, {"train": {"threads": 1, "device": "cpu"}})
         merge(raw, {**changes, "slots": slots})
-        return trained(self.streams.config(raw), self.streams.reader(stream))
+        reader, job = self.streams.reader(stream), job_of(raw, self._folder)
+        if crosses and chooses(job):
+            choice = choice_of(job.spec, reader.samples)
+            raw = under_crosses(job, choice.model_dump(mode="json")).raw
+            print(stream, words_of_crosses(choice), file=sys.stderr)
+        return trained(self.streams.config(raw), reader)
 
     def learner(self, stream: str, learner: Any) -> dict[str, Any]:
         """Figures of a learner of one sample at a time, measured as those of a job are."""

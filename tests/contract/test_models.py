@@ -110,7 +110,6 @@ REFUSED_BY = {
         "vectors of two lengths",
         "a table of weights alone",
         "dense values alone",
-        "one slot of weights among vectors",
     },
     two_tasks: set(SHAPES) - {"a sequence and two tasks"},
 }
@@ -139,8 +138,9 @@ def random_inputs(shape, num_samples=B, seed=0):
 
     leaves = {slot.name: leaf(num_samples, slot.dim + slot.first_order) for slot in shape.pooled}
     vectors = {slot.name: leaves[slot.name][:, int(slot.first_order) :] for slot in shape.pooled}
-    same = len({slot.dim for slot in shape.pooled}) <= 1
-    stack = torch.stack(list(vectors.values()), 1) if vectors and same else torch.zeros(num_samples, 0, 0)
+    stacked = [vectors[slot.name] for slot in shape.pooled if slot.dim]
+    same = len({slot.dim for slot in shape.pooled if slot.dim}) <= 1
+    stack = torch.stack(stacked, 1) if stacked and same else torch.zeros(num_samples, 0, 0)
     first = [leaves[slot.name][:, 0] for slot in shape.pooled if slot.first_order]
     sequences = {}
     for slot in shape.sequences:

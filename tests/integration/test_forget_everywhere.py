@@ -73,6 +73,9 @@ name = "pairs"
 kind = "dense"
 counters = { key = ["user", "item"], what = ["shows"], windows = ["all"] }
 [[slots]]
+name = "both"
+pairs = [["user", "genre"], ["item", "genre"], ["item", "user"]]
+[[slots]]
 name = "click"
 kind = "meta"
 """
@@ -122,15 +125,19 @@ def committed(folder):
 def traces(events, schema):
     """By table: the keys of rows with the value, and whether a history has it, from the events alone."""
     group = {slot.name: slot.group for slot in schema.sparse}
-    gone, genres, items = sign_of_text(GONE.encode()), set(), set()
+    gone, genres, items, both = sign_of_text(GONE.encode()), set(), set(), set()
+    one, other = (sign_of_text(pair) for pair in (b"user,genre", b"item,user"))
     for each in events:
         if each["user"] == GONE:
             genres.add(crossed_reference([gone, sign_of_text(each["genre"].encode())]))
             items.add(sign_of_text(each["item"].encode()))
+            both.add(crossed_reference([one, gone, sign_of_text(each["genre"].encode())]))
+            both.add(crossed_reference([other, sign_of_text(each["item"].encode()), gone]))
     user = key_of_reference(gone, group["user"])
     crosses = {key_of_reference(sign, group["user_genre"]) for sign in genres}
+    both = {key_of_reference(sign, group["both"]) for sign in both}
     return {
-        "default": {*crosses, *(key_of_reference(gone, group[name]) for name in ("user", "same", "readers"))},
+        "default": {*crosses, *both, *(key_of_reference(gone, group[name]) for name in ("user", "same", "readers"))},
         "history-read": {user},
         "history-of_genre": crosses,
         "counters-pairs": {key_of_reference(sign ^ user, group["item"]) for sign in items},

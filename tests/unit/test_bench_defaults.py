@@ -5,7 +5,19 @@ import pytest
 from headrace.config import validate
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.spec.defaults import fill_defaults, rows_learn
-from tests.bench.defaults import BEGIN, CHANGES, END, LINEAR, NEWEST, PAGE, SETS, changes_of, lines_of, tables_of
+from tests.bench.defaults import (
+    BEGIN,
+    CHANGED,
+    CHANGES,
+    END,
+    LINEAR,
+    NEWEST,
+    PAGE,
+    SETS,
+    changes_of,
+    lines_of,
+    tables_of,
+)
 from tests.bench.model_figures import merge
 from tests.bench.streams import STREAMS, spec_of
 from tests.bench.zoo import Zoo
@@ -38,10 +50,10 @@ def test_what_is_held_out_is_measured_without_changes(tmp_path):
 
 
 def test_the_tables_have_each_figure_and_each_change_as_a_difference():
-    found = dict.fromkeys([*SETS, *LINEAR], {"auc": 0.5}) | {NEWEST: {"auc": 0.75}}
+    found = dict.fromkeys([*SETS, *LINEAR], {"auc": 0.5}) | dict.fromkeys((CHANGED, NEWEST), {"auc": 0.75})
     some = {"linear": {"auc": 0.5}}
     text = tables_of({"clicks": {**found, CHANGES[0]: {"auc": 0.7}}, "rare": found, "news": some})
-    assert "| clicks | 0.5000 | 0.7500 | 0.5000 | 0.5000 |" in text
+    assert "| clicks | 0.5000 | 0.7500 | 0.7500 | 0.5000 | 0.5000 |" in text
     assert "| rare, held out | 0.5000 |" in text and "news" not in text
     assert f"| {CHANGES[0]} | -0.0500 |" in text and CHANGES[1] not in text
     assert len(tables_of({"rare": found}).split("\n\n")) == 2  # no changes, no second table

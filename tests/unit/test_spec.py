@@ -70,7 +70,7 @@ def test_the_schema_describes_every_section():
     assert set(schema["properties"]) == {
         "name", "seed", "defaults", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "dense",
         "join", "passes", "metrics", "cluster", "commit", "store", "exports", "guards", "predict", "evaluator",
-        "retrieval", "tuning", "without",
+        "retrieval", "tuning", "crosses", "without",
     }  # fmt: skip
     assert schema["required"] == ["name", "sources", "pipe", "slots", "tasks", "model", "store"]
     assert schema["additionalProperties"] is False
@@ -82,9 +82,9 @@ MISTAKES = {
     'sources.impressions.paths=["x.PARQUET"]': 'sources.impressions: paths.0, "x.PARQUET", has no lines: it is '
     'Parquet; set format = "parquet" of its source',
     # in a section itself
-    "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, defaults, dense, "
-    "evaluator, exports, guards, join, metrics, model, name, passes, pipe, predict, retrieval, sample, seed, slots, "
-    "sources, store, tables, tasks, train, tuning, without",
+    "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, crosses, defaults, "
+    "dense, evaluator, exports, guards, join, metrics, model, name, passes, pipe, predict, retrieval, sample, seed, "
+    "slots, sources, store, tables, tasks, train, tuning, without",
     "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
     "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
     "known here: field, kind, slot, unit",

@@ -6,12 +6,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.dataset.spec.config import DenseSlot
+from headrace.dataset.spec.config import DenseSlot, SlotKind
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.keys import key_of_reference, sign_of_text
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection
-from headrace.trainer.exports.slot_files import KINDS
+from headrace.trainer.exports.slot_files import KINDS, PAIRS
 from headrace.trainer.value_types import VALUE_TYPES, Dtype
 
 FORMAT = 1
@@ -119,7 +119,8 @@ def describe(
             "pooling": POOLING,
             "inputs": INPUTS,
         }
-        | {name: rule for kind in KINDS for name, rule in kind.rules(schema).items()},
+        | {name: rule for kind in KINDS for name, rule in kind.rules(schema).items()}
+        | ({"pairs": PAIRS} if schema.crossed else {}),
     }
     parts = {"features": features, "retrieval": retrieval}
     return document | {name: dict(part) for name, part in parts.items() if part is not None}
@@ -133,7 +134,9 @@ def _rows(dtype: Dtype) -> str:
 
 def _filled(slot: Slot) -> dict[str, Any]:
     """How the job that trains fills a slot; nothing for others."""
-    return {name: told for kind in KINDS for name, told in kind.described(slot).items()}
+    pairs = slot.sparse.pairs if slot.kind is SlotKind.SPARSE else ()
+    told = {"pairs": [list(pair) for pair in pairs]} if pairs else {}
+    return told | {name: told for kind in KINDS for name, told in kind.described(slot).items()}
 
 
 def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str, Any]]:

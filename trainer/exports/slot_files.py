@@ -105,6 +105,13 @@ STATISTICS = (
     "manifest): then whoever asks for a prediction sends the floats in the slot."
 )
 
+PAIRS = (
+    "A slot with pairs is filled by the job that trains, and by whoever serves: for each pair of slots, in order, it "
+    "has an id for each of the first 32 ids of the one with each of the first 32 of the other, in that order. The id "
+    'begins as 0; for the hash of the text "one,other" (rule hash), then the id of the one, then that of the other, it '
+    "becomes the key (rule key) in slot group 0 of itself ^ this number."
+)
+
 
 class SlotFiles(Section):
     """The files of one slot, of one kind."""
@@ -498,6 +505,7 @@ def served_schema(model: Mapping[str, Any]) -> Schema:
     keys = [slot.history.key for slot in schema.histories]
     keys += [key for slot in schema.counters for key in slot.counters.keys]
     keys += [name for slot in schema.statistics for name in slot.statistics.slots]
+    keys += [name for slot in schema.crossed for pair in slot.sparse.pairs for name in pair]
     known = {slot.name for slot in schema.emitted.sparse}
     if unknown := [key for key in keys if key not in known]:
         raise ExportUnusable(f"model.json: {unknown[0]!r} is the key of a slot that the job fills, and no sparse slot")
@@ -512,6 +520,8 @@ def _slot(slot: Mapping[str, Any]) -> Slot:
         return Slot(slot["name"], SlotKind.DENSE, dense)
     if "history" in slot:
         sparse = SparseSlot(name=slot["name"], history=validate(HistorySection, slot["history"]))
+    elif "pairs" in slot:
+        sparse = SparseSlot(name=slot["name"], pairs=slot["pairs"])
     else:
         padding = None if slot["padding"] is None else int(slot["padding"])
         sparse = SparseSlot(name=slot["name"], padding=padding, max_len=slot["max_len"], keep=slot["keep"])

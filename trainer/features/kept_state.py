@@ -18,6 +18,7 @@ from headrace.pserver.protocol.histories import HistoryAnswers, counters_table_o
 from headrace.pserver.protocol.shards import F32, U64
 from headrace.pserver.rows import counter_kernels, history_kernels
 from headrace.trainer.features.counter_columns import counter_column
+from headrace.trainer.features.cross_reader import with_crosses
 from headrace.trainer.features.history_reader import NO_TIME, answered, keyed, question_column, times_of, with_filled
 from headrace.trainer.features.row_statistics import ids_of, statistic_column, summed_over
 
@@ -28,7 +29,9 @@ RowsOf = Callable[[str, int, U64], F32]
 
 def filled_as_of(samples: Samples, schema: Schema, rows_of: RowsOf) -> Samples:
     """The samples with every slot of `schema.filled`, from the rows of one version."""
-    if not schema.filled:
+    if schema.crossed:
+        return with_crosses(filled_as_of(samples, schema.uncrossed, rows_of), schema)
+    if not schema.remembered:
         return samples
     sparse = {slot.name: history_column(samples, slot, schema, rows_of) for slot in schema.histories}
     dense = {slot.name: counted_column(samples, slot, schema, rows_of) for slot in schema.counters}

@@ -38,8 +38,10 @@ def inputs_of(
         vectors_BFD: Tensor | None = pooled[table.name][:, :, int(table.first_order) :]
         columns = [pooled[table.name][:, :, 0]] if table.first_order else []
     else:
-        same = len({look.table.width - look.table.first_order for look, _ in places.values()}) <= 1
-        vectors_BFD = _stack(list(vectors.values()), num_samples, device) if same else None
+        dims = {name: look.table.width - look.table.first_order for name, (look, _) in places.items()}
+        same = len({dim for dim in dims.values() if dim}) <= 1
+        stacked = [vectors[name] for name, dim in dims.items() if dim]
+        vectors_BFD = _stack(stacked, num_samples, device) if same else None
         first = [pooled[look.table.name][:, f, 0] for look, f in places.values() if look.table.first_order]
         columns = [torch.stack(first, 1)] if first else []
     first_order_BF = columns[0] if columns else torch.zeros((num_samples, 0), device=device)

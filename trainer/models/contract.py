@@ -128,7 +128,7 @@ class Inputs:
     vectors: "Mapping[str, Tensor]"
     """(B, D) by pooled slot. D may differ between tables."""
     vectors_BFD: "Tensor | None"
-    """All pooled slots stacked; None if their dims differ, (B, 0, 0) if there are none."""
+    """All pooled slots with vectors stacked; None if their dims differ, (B, 0, 0) if there are none."""
     first_order_BF: "Tensor"
     """Pooled first-order weights of the slots that have them; (B, 0) if there are none."""
     sequences: Mapping[str, SequenceInput]

@@ -103,12 +103,12 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Fields:
-    """All slots as vectors of one length, for models with interactions: pooled slots, then means of sequences."""
+    """All slots with vectors, of one length, for models with interactions: pooled slots, then means of sequences."""
 
     def __init__(self, shape: Shape) -> None:
-        slots = shape.pooled + shape.sequences
-        self._num_pooled = len(shape.pooled)
-        self._sequences = [slot.name for slot in shape.sequences]
+        slots = [slot for slot in shape.pooled + shape.sequences if slot.dim]
+        self._num_pooled = sum(slot.dim > 0 for slot in shape.pooled)
+        self._sequences = [slot.name for slot in shape.sequences if slot.dim]
         self.names = [slot.name for slot in slots]
         """The slots, in order."""
         self.num_fields, self.dim = len(slots), slots[0].dim

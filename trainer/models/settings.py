@@ -84,12 +84,12 @@ def some_values(shape: Shape, model: str) -> None:
 
 
 def vectors_of_one_length(shape: Shape, model: str) -> None:
-    """Require sparse slots whose vectors all have one length."""
+    """Require sparse slots whose vectors all have one length; a slot with dim = 0 has a first-order weight alone."""
     slots = shape.pooled + shape.sequences
     if not slots:
         raise SpecError(f"{model} needs at least one sparse slot", "model.name")
-    first = slots[0]
-    if other := next((slot for slot in slots if slot.dim != first.dim), None):
+    first = next((slot for slot in slots if slot.dim), slots[0])
+    if other := next((slot for slot in slots if slot.dim not in (0, first.dim)), None):
         raise SpecError(
             f"{model} needs vectors of one length: slot {first.name!r} has dim {first.dim}, slot {other.name!r} "
             f"{other.dim}; give their tables the same dim",

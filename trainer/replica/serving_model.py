@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.dataset.features.pair_columns import pair_column
 from headrace.dataset.features.served_events import ServedFeatures
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.samples.slot_counters import SlotCounters
@@ -223,6 +224,9 @@ def filled(
     columns, dense = dict[str, Ragged](), dict(inputs.dense)
     for name in inputs.left_out:
         needed, slot = model.memories[name], model.schema.by_name[name]
+        if slot in model.schema.crossed:
+            columns[name] = pair_column(samples.sparse, slot)
+            continue
         if not memories.has(needed):
             what = "signs" if slot.kind is SlotKind.SPARSE else "values"
             raise MemoryMissing(

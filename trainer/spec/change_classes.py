@@ -47,6 +47,7 @@ AT_ONCE = (
     "pipe.processes",
     "train.tune",
     "tuning",
+    "crosses",
     "train.step_deadline",
     "train.prefetch_batches",
     "train.on_nonfinite",

@@ -84,7 +84,7 @@ def _in_full(text: str, unset: int) -> str:
     except SpecError:
         return json.dumps(spec)
     if number >= RATES_BY_SLOTS:
-        learn = rows_learn(len(Schema.of(job.slots).sparse))
+        learn = rows_learn(len(Schema.of(job.slots).uncrossed.sparse))
         for name, table in job.tables.items():
             if not OF_ROWS & table.model_fields_set:
                 full["tables"][name] |= learn

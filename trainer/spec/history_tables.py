@@ -83,7 +83,7 @@ def keyed_like(schema: Schema, table: str, group: int) -> Iterator[str]:
 
 
 def check_histories(job: TrainerJob, schema: Schema) -> None:
-    """Raise SpecError for a history, counters or statistics of a slot that does not exist or does not fit."""
+    """Raise SpecError for a history, counters, crosses or statistics of a slot that does not exist or does not fit."""
     for slot in schema.histories:
         at, history = _place(job, slot), slot.history
         _emitted(schema, history.key, f"{at}.history.key")
@@ -108,6 +108,9 @@ def check_histories(job: TrainerJob, schema: Schema) -> None:
                 f"{at}.counters.windows",
             )
         _check_filled(job, slot, at, counters_table_of(slot.name), "counters")
+    for slot in schema.crossed:
+        for name in (name for pair in slot.sparse.pairs for name in pair):
+            _emitted(schema, name, f"{_place(job, slot)}.pairs")
     for slot in schema.statistics:
         at = _place(job, slot)
         for name in slot.statistics.slots:

@@ -75,11 +75,11 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
             "apart: sound events would be rejected; raise it, or lower passes.max_skew",
             "join.max_ahead",
         )
-    if schema.filled:
+    if schema.remembered:
         raise SpecError(
-            f"slot {schema.filled[0].name!r} is filled by the job, and a job with a join fills none: which trainer "
-            "learns a sample depends on its key there, and so would what is remembered. Leave one out, or let events "
-            "carry these features",
+            f"slot {schema.remembered[0].name!r} is filled from earlier samples, and a job with a join fills none so: "
+            "which trainer learns a sample depends on its key there, and so would what is remembered. Leave one out, "
+            "or let events carry these features",
             "join",
         )
     if JOIN_TABLE in job.tables:

@@ -20,10 +20,10 @@ def check_order(job: TrainerJob, schema: Schema) -> None:
             "keeps samples for the next epoch, and no source has one: set epochs of a source, or keep_in", "passes.keep"
         )
     path = "passes.shuffle" if passes.shuffle else f"sources.{repeated}.epochs"
-    if schema.filled and (passes.shuffle or repeated is not None):
+    if schema.remembered and (passes.shuffle or repeated is not None):
         raise SpecError(
-            f"does not go with slot {schema.filled[0].name!r}, which is filled in the order of time: in a second epoch "
-            "it would hold what comes later",
+            f"does not go with slot {schema.remembered[0].name!r}, which is filled in the order of time: in a second "
+            "epoch it would hold what comes later",
             path,
         )
     if job.join is not None and (passes.shuffle or repeated is not None):

@@ -47,7 +47,6 @@ from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.pointers import newest_timeline
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.default_rows import DefaultRows, widths_of
-from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.job_status import Status
@@ -88,7 +87,7 @@ from headrace.trainer.train.model_building import build_model
 from headrace.trainer.train.model_feed import FeedContent, open_feed
 from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.pipeline_step import PipelineStepper
-from headrace.trainer.train.reading import open_reader, read_first, readers_of
+from headrace.trainer.train.reading import gated_in, open_reader, read_first, readers_of
 from headrace.trainer.train.step import Stepper, StepSettings
 from headrace.trainer.train.trainer_setup import Setup
 
@@ -180,7 +179,7 @@ def open_trainer(
             duties=Duties() if rank0 is None else RankZeroDuties(setup, rank0, closes, written),
             infer_first=_infer_first(setup, stepper, observer, dense),
             average=job.dense.average,
-            gated=reader if isinstance(reader, GatedReader) else None,
+            gated=gated_in(reader),
         )
         maker.begin()  # with the settings in force
         answer = None if rank0 is None else rank0.answer

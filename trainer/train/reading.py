@@ -17,9 +17,11 @@ from headrace.identity.credentials import Identity
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob, WorkerConfig
+from headrace.trainer.features.cross_reader import CrossReader
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.join_reader import JoinReader
+from headrace.trainer.features.pass_gate import GatedReader
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.recovery import RestartPoint
@@ -44,10 +46,16 @@ def open_reader(
         reader = JoinReader(segments, job.join, schema, shards, *more)
     else:
         reader = instead or _segments(setup, source, dead_letters)
-    if not schema.filled:
-        return reader
-    tables = tables_of(schema, job.tables, job.tasks[0].label)
-    return HistoryReader(reader, schema, shards, job.train.step_deadline, tables)
+    if schema.remembered:
+        tables = tables_of(schema, job.tables, job.tasks[0].label)
+        reader = HistoryReader(reader, schema.uncrossed, shards, job.train.step_deadline, tables)
+    return CrossReader(reader, schema) if schema.crossed else reader
+
+
+def gated_in(reader: PassReader) -> GatedReader | None:
+    """The reader among those of `open_reader` that waits for a pass to be open; None: none does."""
+    inner = reader.reader if isinstance(reader, CrossReader) else reader
+    return inner if isinstance(inner, GatedReader) else None
 
 
 @contextmanager

@@ -74,8 +74,9 @@ def _inputs(shape: Shape, named: Mapping[str, Tensor], any_input: Tensor) -> Inp
 
     vectors = {slot.name: named[slot.name][:, int(slot.first_order) :] for slot in shape.pooled}
     first = [named[slot.name][:, 0] for slot in shape.pooled if slot.first_order]
-    same = len({slot.dim for slot in shape.pooled}) <= 1
-    stacked = torch.stack(list(vectors.values()), 1) if vectors and same else None if vectors else nothing(0, 0)
+    with_vectors = [vectors[slot.name] for slot in shape.pooled if slot.dim]
+    same = len({slot.dim for slot in shape.pooled if slot.dim}) <= 1
+    stacked = torch.stack(with_vectors, 1) if with_vectors and same else None if with_vectors else nothing(0, 0)
     sequences = {slot.name: _sequence(slot, named) for slot in shape.sequences}
     dense = [named[name] for name, _ in shape.dense]
     return Inputs(

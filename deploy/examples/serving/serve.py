@@ -3,8 +3,8 @@ and the deltas after it.
 
 Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
 {"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
-An event may leave out slots with histories, counters or statistics of rows: they come from the export ("event_time" has
-the event's unix seconds, where windows of counters end; without it, they end now).
+An event may leave out slots with pairs, and slots with histories, counters or statistics of rows: those come from the
+export ("event_time" has the event's unix seconds, where windows of counters end; without it, they end now).
 With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Headrace's `dataset`.
 """
 
@@ -26,7 +26,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else it tells its makers of each mo
 import onnxruntime  # noqa: E402
 
 BATCH = 1024
-FILLED = ("history", "counters", "statistics")  # a slot with one of these is filled by the job, and here
+FILLED = ("history", "counters", "statistics", "pairs")  # a slot with one of these is filled by the job, and here
 TIME = "event_time"
 SIXTHS = [round(2 ** (30 - age / 6)) for age in range(6)]
 """By how much counts with a half-life fade, in 1 / 2 ** 30: whole numbers, so that they round as the job's do."""
@@ -96,6 +96,19 @@ def known_of(shows, clicks):
     """The floats of a slot with statistics for one of its slots, by the rule in model.json."""
     shows, clicks = math.log1p(max(shows, 0.0)), math.log1p(max(clicks, 0.0))
     return [shows, clicks - shows]
+
+
+def crossed(pairs, samples):
+    """The ids of a slot with pairs of slots, for each sample; by the rule in model.json."""
+    found = [[] for _ in range(len(samples))]
+    for pair in pairs:
+        mark = mix(np.array([sign_of(",".join(pair))], np.uint64), 0)
+        lists = [samples[name].to_pylist() for name in pair]
+        for ids, ones, others in zip(found, *lists, strict=True):
+            for one in ones[:32]:
+                key = mix(mark ^ np.uint64(one), 0)
+                ids += [int(mix(key ^ np.uint64(other), 0)[0]) for other in others[:32]]
+    return found
 
 
 def load(file, table):
@@ -252,7 +265,7 @@ class Server:
         self.memories = {}  # by kind and slot: what the job remembers of each key, where the whole chain has it
         self.days = {}  # by slot: the day of its shows and clicks
         kinds = {"history": "histories", "counters": "counters", "statistics": "statistics"}
-        for kind in {kinds[key]: key for slot in self.model["slots"] for key in FILLED if key in slot}:
+        for kind in {kinds[key]: key for slot in self.model["slots"] for key in kinds if key in slot}:
             told = [json.loads((folder / "manifest.json").read_text()).get(kind, {}) for folder in folders]
             self.memories |= {(kind, name): {} for name in told[0] if all(name in each for each in told)}
         for folder in folders:  # the newest row of a key, unless it was deleted
@@ -288,6 +301,10 @@ class Server:
         slots = {slot["name"]: slot for slot in self.model["slots"]}
         for name, slot in slots.items():
             if name in samples.schema.names or not any(kind in slot for kind in FILLED):
+                continue
+            if "pairs" in slot:
+                ids = pa.array(crossed(slot["pairs"], samples), pa.list_(pa.uint64()))
+                samples = samples.append_column(name, ids)
                 continue
             if "statistics" in slot:
                 needed = [("statistics", of) for of in slot["statistics"]["of"]]

@@ -1,0 +1,197 @@
+"""Chooses the crosses of a new job: `python -m headrace.service.planning.cross_choice --config FILE`, a ChoiceConfig.
+
+A linear model learns the first samples of the stream; each pair of sparse slots is then learnt beside its predictions.
+Of those by which the loss of later samples falls by more than chance, the best one is taken, then the best one beside
+it, and so on. Every sample is predicted before it is learnt. No clock takes part, so that a repetition chooses the
+same. service.cluster.crossing starts the process, and reads CHOICE in its folder.
+
+Shapes: B samples, E events, F events of the second half.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from headrace import worker_process
+from headrace.config import Section
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import BadInput
+from headrace.secrets import with_secrets
+from headrace.service.planning.feature_columns import IdColumn, of_cross, of_numbers, of_signs
+from headrace.service.planning.feature_worth import FeatureBench, Progress, SampleFacts
+from headrace.service.planning.stream_facts import read_blocks
+from headrace.service.spec.job import LoadedJob, job_of
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.cross_config import ChosenPair, CrossChoice
+
+CHOICE = "choice.json"
+"""File with the choice."""
+PAIR_RATES = (0.1, 0.3)
+"""Steps of the learner that are tried for pairs: one whose ids are many learns by short ones."""
+CHANCE = 0.01
+"""How likely a pair is chosen on a stream in which none says anything."""
+MIN_GAIN = 0.00125
+"""Least fall of the log loss by a pair."""
+MAX_CANDIDATES = 24
+"""Pairs that are looked at beside those that are chosen."""
+MAX_CROSSED_LEN = 4.0
+"""Most ids of a pair in a sample, in the mean."""
+MAX_NEW = 0.9
+"""Share of samples with an id of their own, from which on a pair is not looked at: nothing is learnt of it."""
+MAX_SLOTS = 64
+"""Sparse slots that are crossed: the first ones."""
+MAX_VALUES = 8_000_000
+"""Most ids and numbers in memory; the samples end there."""
+
+
+class ChoiceConfig(Section):
+    """Configuration of the process that chooses crosses, written by the launcher as JSON."""
+
+    job: dict[str, Any]
+    """The job, without secrets."""
+    secrets: dict[str, Any] = {}
+    folder: Path
+    """Of the job."""
+    store: Path
+    """Folder for CHOICE."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    of: tuple[str, str]
+    column: IdColumn
+
+
+def choice_of(job: TrainerJob, samples: Samples) -> CrossChoice:
+    """The pairs that pay on these samples, the first ones of the stream of a job, whose first task has log loss."""
+    schema, num = Schema.of(job.slots), min(len(samples), job.crosses.events)
+    samples = samples.slice(0, num)
+    label_B = samples.meta[job.tasks[0].label].astype(np.float64)
+    kept_B = np.flatnonzero((label_B >= 0) & (label_B <= 1))
+    samples, label_B = samples.take(kept_B), label_B[kept_B]
+    end_E = np.flatnonzero(np.append(np.diff(samples.event_B) != 0, len(kept_B) > 0)) + 1
+    try:
+        bench = FeatureBench(SampleFacts(label_B, end_E, samples.time_s_B))
+    except BadInput:  # too few samples, or one label alone
+        return CrossChoice(samples=len(kept_B))
+    slots = {
+        slot.name: of_signs(samples.sparse[slot.name], is_mean=slot.sparse.pooling != "sum")
+        for slot in schema.emitted.sparse
+    }
+    numbers = [of_numbers(samples.dense[slot.name]) for slot in schema.emitted.dense]
+    before = bench.choose_rate([*slots.values(), *numbers])
+    pairs, end = _chosen(bench, before, _candidates(slots), job.crosses.most)
+    return CrossChoice(pairs=pairs, samples=len(kept_B), auc=before.auc, auc_with=end.auc)
+
+
+def _candidates(slots: Mapping[str, IdColumn]) -> Iterator[_Pair]:
+    """The pairs of slots with crosses that are short, come again, and say more than one part alone."""
+    parts = [name for name, each in slots.items() if each.num_ids > 1][:MAX_SLOTS]
+    for one, other in combinations(parts, 2):
+        if slots[one].mean_len * slots[other].mean_len <= MAX_CROSSED_LEN:
+            column = of_cross(slots[one], slots[other])
+            most_of_parts = max(slots[one].num_ids, slots[other].num_ids)
+            if most_of_parts < column.num_ids < MAX_NEW * len(column.id_N):
+                yield _Pair((one, other), column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """The fall of the mean log loss of the later samples."""
+
+    mean: float
+    errors: float
+    """Its number of standard errors, by events."""
+
+
+def _gain(facts: SampleFacts, before: Progress, after: Progress) -> _Gain:
+    fall_E = np.add.reduceat(before.loss_B - after.loss_B, np.append(0, facts.end_E[:-1]))
+    late_F = facts.end_E > len(facts.label_B) // 2
+    fall_F, samples = fall_E[late_F], np.diff(facts.end_E, prepend=0)[late_F].sum()
+    error = fall_F.std() * math.sqrt(len(fall_F))
+    return _Gain(float(fall_F.sum() / samples), float(fall_F.sum() / error) if error > 0 else 0.0)
+
+
+def _chosen(
+    bench: FeatureBench, start: Progress, pairs: Iterable[_Pair], most: int
+) -> tuple[tuple[ChosenPair, ...], Progress]:
+    """The pairs that pay, each beside those before it, and what is predicted with them: at the best of PAIR_RATES."""
+    tried, best = 0, {rate: list[tuple[float, int, _Pair]]() for rate in PAIR_RATES}
+    for tried, pair in enumerate(pairs, 1):
+        for bench.rate, found in best.items():
+            gain = _gain(bench.facts, start, bench.measure([pair.column], offset_B=start.logit_B))
+            if gain.mean > 0:
+                found.append((-gain.mean, tried, pair))
+                found.sort(key=lambda each: each[:2])
+                del found[MAX_CANDIDATES:]
+    needed = NormalDist().inv_cdf(1 - CHANCE / max(1, tried * len(PAIR_RATES)))
+    ways = []
+    for bench.rate, found in best.items():
+        ways.append(_in_turn(bench, start, [pair for *_, pair in found], needed, most))
+    return min(ways, key=lambda way: bench.loss(way[1]))
+
+
+def _in_turn(
+    bench: FeatureBench, start: Progress, rest: Sequence[_Pair], needed: float, most: int
+) -> tuple[tuple[ChosenPair, ...], Progress]:
+    """The best pair by loss whose gain is of so many standard errors, then the best one beside it, and so on."""
+    found, columns, at = list[ChosenPair](), list[IdColumn](), start
+    while rest and len(found) < most:
+        beside = [_gain(bench.facts, at, bench.measure([each.column], offset_B=at.logit_B)) for each in rest]
+        pays = [n for n, gain in enumerate(beside) if gain.mean >= MIN_GAIN and gain.errors >= needed]
+        if not pays:
+            break
+        chosen = max(pays, key=lambda n: beside[n].mean)
+        found.append(ChosenPair(of=rest[chosen].of, gain=beside[chosen].mean))
+        columns.append(rest[chosen].column)
+        at = bench.measure(columns, offset_B=start.logit_B)
+        rest = [each for n, each in enumerate(rest) if n != chosen and beside[n].mean > 0]
+    return tuple(found), at
+
+
+def first_samples(job: LoadedJob) -> Samples:
+    """The first samples of the job's stream, as far as a choice takes them. Raises SpecError, BadInput, as a source."""
+    most, tally = job.spec.crosses.events, PassTally()
+    parts, num_samples, num_values, num_events = list[Samples](), 0, 0, 0
+    with closing(read_blocks(job, most, tally)) as blocks:
+        for part in (part for block in blocks for part in block if len(part)):
+            event_B = num_events + np.cumsum(np.append(0, np.diff(part.event_B) != 0))
+            parts.append(replace(part, event_B=event_B))
+            num_events = int(event_B[-1]) + 1
+            num_samples += len(part)
+            num_values += sum(len(each.values_N) for each in part.sparse.values())
+            num_values += sum(each.size for each in part.dense.values())
+            if num_samples >= most or num_values >= MAX_VALUES:
+                break
+    if not parts:
+        raise BadInput(f"the stream gave no sample: {tally.num_events:,} events")
+    return Samples.concat(parts)
+
+
+def start(path: Path) -> None:
+    """Read the configuration, choose, and write the choice."""
+    config = worker_process.config_of(path, ChoiceConfig)
+    worker_process.begin("crosses")
+    job = job_of(with_secrets(config.job, config.secrets), config.folder)
+    choice = choice_of(job.spec, first_samples(job))
+    with writing(config.store / CHOICE):
+        write_whole(REAL, config.store / CHOICE, choice.model_dump_json().encode())
+
+
+def main() -> None:
+    """Run the process."""
+    worker_process.main(__doc__, start)
+
+
+if __name__ == "__main__":
+    main()
