@@ -1,0 +1,317 @@
+"""Recall of the live index of a two-tower job, as it learns: `python -m tests.bench.retrieval`, as Markdown.
+
+Clicks of the news data (ebnerd, `HEADRACE_DATA`) arrive pass by pass. Before a pass arrives, the articles of its clicks
+are looked for: by a replica that follows the job (*live*), by one that gets its versions once an hour of event time
+(*frozen an hour*), by the most clicked articles of the last hours, and by item-item co-visitation: articles that were
+clicked within five clicks of a reader, filled up with the most clicked ones. Recall@k is the share of an impression's
+clicked articles among k, the hit rate whether one of them is; means over all impressions after the first day.
+"""
+
+import argparse
+import gzip
+import heapq
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.trainer.replica import feed_address
+from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.replica.inference_messages import RequestReader
+from headrace.trainer.replica.item_indexer import ItemIndexer
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.retrieval import RetrievalRequest, request_of
+from headrace.trainer.replica.updates import ReplicaUpdate
+from tests.bench.streams import DATA
+from tests.bench.w1 import ROOT
+
+IMPRESSIONS = DATA / "ebnerd" / "impressions.jsonl.gz"
+DAY_S, HOUR_S = 86_400, 3_600
+AT = (20, 100)
+HISTORY = 10
+BACK = 5
+"""Clicks of a reader that co-visitation looks back at."""
+WAIT_S = 600.0
+DEFAULTS = {"pass-events": 100, "batch": 16, "dim": 32, "hidden": 64, "cached": 512, "memory": 1000}
+"""Options, as the keys of the job; `memory` is frequency_memory of two_tower."""
+USER = ("user", "page", "last", "device", "gender", "postcode", "age", "hour", "weekday")
+FROM = (
+    "user_id",
+    "context_article",
+    "last_click",
+    "device_type",
+    "gender",
+    "postcode",
+    "age",
+    "hour_of_day",
+    "day_of_week",
+)
+JOB = """
+name = "clicks"
+seed = 1
+[sources.clicks]
+kind = "files"
+paths = ["clicks.jsonl"]
+event_time = {{ field = "ts", unit = "s" }}
+follow = true
+poll = "10ms"
+[pipe]
+kind = "columns"
+explode = "clicked"
+[[slots]]
+names = {user}
+[[slots]]
+name = "history"
+pooling = "mean"
+[[slots]]
+name = "item"
+from = "clicked"
+[[slots]]
+name = "click"
+kind = "meta"
+from = "one"
+[[tasks]]
+name = "ctr"
+label = "click"
+[tables.default]
+dim = {dim}
+[model]
+name = "two_tower"
+settings = {{ item = ["item"], hidden = [{hidden}], dim = {dim}, cached = {cached}, frequency_memory = {memory} }}
+[retrieval]
+items = {{ slot = "item", files = ["items.jsonl"] }}
+[train]
+batch_size = {batch}
+[passes]
+max_events = {pass_events}
+cut = "count"
+[commit]
+every = "1h"
+[store]
+path = "store"
+"""
+
+
+class Method(Protocol):
+    """A way to find articles for impressions."""
+
+    def found(self, impressions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The best articles for each, the best first."""
+        ...
+
+    def learn(self, impressions: Sequence[Mapping[str, Any]]) -> None:
+        """They are over, with their clicks."""
+        ...
+
+
+def impressions(most: int | None) -> Iterator[dict[str, Any]]:
+    """Those with clicks, in their order, with the reader's last clicks before."""
+    clicked: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=HISTORY))
+    with gzip.open(IMPRESSIONS) as lines:
+        for line in itertools.islice(lines, most):
+            each = json.loads(line)
+            if not each["clicked"]:
+                continue
+            told = {name: each[field] for name, field in zip(USER, FROM, strict=True)}
+            yield {**told, "ts": each["ts"], "one": 1, "history": [*clicked[told["user"]]], "clicked": each["clicked"]}
+            clicked[told["user"]].extend(each["clicked"])
+
+
+class Replica:
+    """A replica in this process: the newest version, or that of the last full hour."""
+
+    def __init__(self, every_s: int = 0) -> None:
+        self._state, self._every_s = ReplicaState(1, 0, ItemIndexer()), every_s
+        self._waiting: list[ReplicaUpdate] = []
+        self._hour = 0
+
+    def update(self, update: ReplicaUpdate, now_s: int) -> None:
+        """Take a version that is there at this event time."""
+        self._waiting.append(update)
+        if not self._every_s or now_s // self._every_s != self._hour:
+            self._hour = now_s // self._every_s if self._every_s else 0
+            for each in self._waiting:
+                self._state.apply(each)
+            self._waiting = []
+
+    def found(self, impressions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        if self._state.served is None or self._state.items is None:
+            return [[] for _ in impressions]
+        model = self._state.model()
+        users = [{name: each[name] for name in (*USER, "history")} for each in impressions]
+        asked = RetrievalRequest.model_construct(users=users)
+        inputs = RequestReader(model, len(users)).inputs(request_of(asked, model, ["item"]))
+        done = self._state.users(model, inputs)
+        assert done is not None and done[1] is not None
+        _, index, user_BV = done
+        ids = np.asarray(index.catalogue.id_I)
+        return [ids[at_K].tolist() for _, at_K in index.search(user_BV, max(AT), index.there_I)]
+
+    def learn(self, impressions: Sequence[Mapping[str, Any]]) -> None:
+        """Versions come from the job."""
+
+
+class Popular:
+    """The most clicked articles of the last hours."""
+
+    def __init__(self, hours: int) -> None:
+        self._window_s, self._last = hours * HOUR_S, deque[tuple[int, int]]()
+        self._count: Counter[int] = Counter()
+
+    def best(self, now_s: int) -> list[int]:
+        while self._last and self._last[0][0] < now_s - self._window_s:
+            article = self._last.popleft()[1]
+            self._count[article] -= 1
+            if not self._count[article]:
+                del self._count[article]
+        return [article for article, _ in self._count.most_common(max(AT))]
+
+    def found(self, impressions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        return [self.best(each["ts"]) for each in impressions]
+
+    def learn(self, impressions: Sequence[Mapping[str, Any]]) -> None:
+        for each in impressions:
+            for article in each["clicked"]:
+                self._last.append((each["ts"], article))
+                self._count[article] += 1
+
+
+class CoVisitation:
+    """Articles that readers clicked near those that this reader clicked last."""
+
+    def __init__(self) -> None:
+        self._near: dict[int, Counter[int]] = defaultdict(Counter)
+        self._clicks: Counter[int] = Counter()
+        self._popular = Popular(6)
+
+    def found(self, impressions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        return [self._best(each) for each in impressions]
+
+    def _best(self, impression: Mapping[str, Any]) -> list[int]:
+        scores: Counter[int] = Counter()
+        for before in impression["history"][-BACK:]:
+            for article, count in self._near[before].items():
+                scores[article] += count / self._clicks[before] ** 0.5
+        near = heapq.nlargest(max(AT), scores, key=lambda article: (scores[article], article))
+        return list(dict.fromkeys([*near, *self._popular.best(impression["ts"])]))[: max(AT)]
+
+    def learn(self, impressions: Sequence[Mapping[str, Any]]) -> None:
+        self._popular.learn(impressions)
+        for each in impressions:
+            for article in each["clicked"]:
+                self._clicks[article] += 1
+                for before in set(each["history"][-BACK:]) - {article}:
+                    self._near[before][article] += 1
+                    self._near[article][before] += 1
+
+
+class Tally:
+    """Sums of recall and hits of one method."""
+
+    def __init__(self) -> None:
+        self.count, self.recall, self.hits = 0, Counter[int](), Counter[int]()
+
+    def add(self, clicked: Sequence[int], found: Sequence[int]) -> None:
+        self.count += 1
+        for k in AT:
+            hits = len({*clicked} & {*found[:k]})
+            self.recall[k] += hits / len({*clicked})
+            self.hits[k] += bool(hits)
+
+    def line(self, name: str) -> str:
+        values = [f"{part[k] / max(1, self.count):.4f}" for part in (self.recall, self.hits) for k in AT]
+        return f"| {name} | {' | '.join(values)} |"
+
+
+def measure(folder: Path, asked: argparse.Namespace) -> Iterator[str]:
+    """Run the job over the impressions, and look for the clicks of each pass before it arrives."""
+    stream = list(impressions(asked.events))
+    articles = sorted({article for each in stream for article in each["clicked"]})
+    (folder / "items.jsonl").write_text("".join(f'{{"item": {article}}}\n' for article in articles))
+    sizes = {name: getattr(asked, name) for name in ("dim", "hidden", "cached", "memory", "batch", "pass_events")}
+    (folder / "job.toml").write_text(JOB.format(user=json.dumps(USER), **sizes))
+    (folder / "clicks.jsonl").write_text("")
+    live, frozen = Replica(), Replica(HOUR_S)
+    methods: dict[str, Method] = {
+        "live index": live,
+        "index frozen an hour": frozen,
+        "item-item co-visitation": CoVisitation(),
+        **{f"popular in {hours} h": Popular(hours) for hours in (1, 6, 24)},
+    }
+    tallies = {name: Tally() for name in methods}
+    command = [sys.executable, "-m", "headrace.service", "run", str(folder / "job.toml")]
+    command += [word for each in asked.set for word in ("--set", each)]
+    begin_s, first_s = time.monotonic(), stream[0]["ts"]
+    with (
+        (folder / "output").open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT) as job,
+    ):
+        try:
+            feed = FeedUpdates(feed_address.in_store(folder / "store"))
+            for number, begin in enumerate(range(0, len(stream) - asked.pass_events + 1, asked.pass_events)):
+                part = stream[begin : begin + asked.pass_events]
+                for name, method in methods.items():
+                    for each, found in zip(part, method.found(part), strict=True):
+                        if each["ts"] >= first_s + DAY_S:
+                            tallies[name].add(each["clicked"], found)
+                    method.learn(part)
+                with (folder / "clicks.jsonl").open("a") as lines:
+                    lines.writelines(json.dumps(each) + "\n" for each in part)
+                for update in versions(feed, number + 1, job):
+                    for replica in (live, frozen):
+                        replica.update(update, part[-1]["ts"])
+                if number % 50 == 49:
+                    done = tallies["live index"]
+                    share = done.recall[AT[-1]] / max(1, done.count)
+                    print(f"{begin + len(part)} of {len(stream)}: {share:.4f}", file=sys.stderr, flush=True)
+            feed.close()
+        finally:
+            job.terminate()
+    took_s = time.monotonic() - begin_s
+    yield f"{tallies['live index'].count:,} impressions, passes of {asked.pass_events} events, {took_s:.0f} s"
+    yield "\n| | " + " | ".join(f"{what}@{k}" for what in ("recall", "hit rate") for k in AT) + " |"
+    yield "|---|" + "---|" * 2 * len(AT)
+    yield from (tally.line(name) for name, tally in tallies.items())
+
+
+def versions(feed: FeedUpdates, version: int, job: subprocess.Popen[bytes]) -> Iterator[ReplicaUpdate]:
+    """The updates up to a version of a job that runs."""
+    deadline = Deadline.after(WAIT_S)
+    while True:
+        deadline.check(f"version {version} comes")
+        assert job.poll() is None, "the job has ended"
+        try:
+            update = feed.next(Deadline.after(5))
+        except Unavailable:
+            time.sleep(0.2)
+            continue
+        if update is not None:
+            yield update
+            if update.version >= version:
+                return
+
+
+def main() -> None:
+    """Measure, and print."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--events", type=int, default=None, help="impressions that are read; default: all")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the job file")
+    for name, default in DEFAULTS.items():
+        options.add_argument(f"--{name}", type=int, default=default)
+    with tempfile.TemporaryDirectory(prefix="bench-retrieval-") as folder:
+        for line in measure(Path(folder), options.parse_args()):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
