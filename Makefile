@@ -14,7 +14,7 @@ LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threa
 # Tests start thousands of processes: none of them compiles our modules again, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check types style docs bench soak faults lock proto reference format release clean
+.PHONY: demo test test-all check types style docs bench gpu soak faults lock proto reference format release clean
 
 demo: $(READY_FOR_DEMO)
 	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
@@ -44,6 +44,10 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench
+
+# Tests and rates on a GPU, in about ten minutes: DRY=1 prints the plan, DEVICE=cpu runs a small one without a GPU.
+gpu: $(READY)
+	$(BIN)/python -m tests.bench.gpu $(if $(DRY),--dry) $(if $(DEVICE),--device $(DEVICE))
 
 soak: $(READY)
 	$(PYTEST) -m "not long and not kafka and not slow" --hypothesis-profile soak --timeout 3600

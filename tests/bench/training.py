@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
+
+import torch
 
 from headrace.config import parse_value
 from headrace.trainer.config import WorkerConfig
@@ -50,7 +52,17 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
             process.wait()
 
 
-def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int, settings: Sequence[str] = ()) -> dict:
+def train(
+    npz: Path,
+    hidden: int,
+    num_shards: int,
+    steps: int,
+    staleness: int,
+    settings: Sequence[str] = (),
+    *,
+    cores: int = 2,
+    profiled: bool = False,
+) -> dict:
     """Samples a second, and where they ended. `settings`: KEY=VALUE of the spec, as on the command line."""
     spec = job(hidden, Path(), steps)
     spec["train"]["staleness"] = staleness
@@ -70,7 +82,7 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int, s
             secret=SECRET,
             live=folder / "live",
             socket=folder / "role",
-            cores=2,
+            cores=cores,
         )
         with open_trainer(config, ArrayReader(npz)) as trainer:
             progress, closes = trainer.parts.progress, []
@@ -81,7 +93,8 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int, s
                 closes.append((time.perf_counter(), time.process_time(), progress.num_samples))
 
             progress.closed = note
-            trainer.loop.run()
+            with torch.profiler.profile() if profiled else nullcontext() as profile:
+                trainer.loop.run()
             life = trainer.parts.observer.report()["life"]["click"]
             spent_s = progress.spent.seconds()
         (begin_s, begin_cpu_s, before), (end_s, end_cpu_s, after) = closes[0], closes[-1]
@@ -91,7 +104,21 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int, s
             "seconds": spent_s,
             "auc": life["auc"],
             "logloss": life["logloss"],
+            **({} if profile is None else profile_of(profile, steps)),
         }
+
+
+def profile_of(profile: torch.profiler.profile, steps: int) -> dict[str, float]:
+    """By step, of a GPU's time and of the calls that wait for it; and the operations of torch."""
+    events = profile.key_averages()
+    waits = sum(each.count for each in events if "Synchronize" in each.key)
+    kernels_ms = sum(each.self_device_time_total for each in events) / 1e3
+    operations = sum(each.count for each in events if each.key.startswith("aten::"))
+    return {
+        "waits_a_step": waits / steps,
+        "kernel_ms_a_step": kernels_ms / steps,
+        "operations_a_step": operations / steps,
+    }
 
 
 if __name__ == "__main__":
@@ -102,5 +129,8 @@ if __name__ == "__main__":
     arguments.add_argument("--steps", type=int, default=175)
     arguments.add_argument("--staleness", type=int, default=0)
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments.add_argument("--cores", type=int, default=2)
+    arguments.add_argument("--profile", action="store_true", help="count a GPU's time, and the calls that wait for it")
     given = arguments.parse_args()
-    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps, given.staleness, given.set)))
+    size, more = (given.hidden, given.shards, given.steps, given.staleness, given.set), given.cores
+    print(json.dumps(train(given.npz, *size, cores=more, profiled=given.profile)))

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import F32, U16, U64
 from headrace.pserver.protocol.table_stats import DeviceRows
@@ -293,10 +294,21 @@ class DeviceSlab(PlacedSlab):
             goal = max(START_PLACES, 2 * had, had + wanted - here)
             room = self._memory.room(goal, had, row_bytes)
             if room > had:
-                larger_CW = torch.zeros((room, self._width), device=self._device)
-                larger_CW[:had] = self._floats_CW
-                self._floats_CW, self._num_places = larger_CW, room
+                self._grow_places(room)
         return min(wanted, self._free.count + self._num_places - self._next_place)
+
+    def _grow_places(self, room: int) -> None:
+        """Move the rows to a larger array. Raises SpecError where the device has no memory for it."""
+        try:
+            larger_CW = torch.zeros((room, self._width), device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise SpecError(
+                f"the device has no memory for {room:,} rows of {self.row_bytes} bytes beside the model: set a bound "
+                "below its memory",
+                "train.rows_memory",
+            ) from error
+        larger_CW[: self._num_places] = self._floats_CW
+        self._floats_CW, self._num_places = larger_CW, room
 
     def _take(self, count: int) -> I32:
         """So many places, freed ones first; within the lock."""

@@ -1,0 +1,198 @@
+"""`make gpu`: all that this project knows about a GPU, in one run of about ten minutes on a machine that has one.
+
+1. What the machine is. 2. The tests that need a GPU, NCCL between two processes on it among them. 3. W1 at both widths:
+rows on the device, rows on the host, plain PyTorch and FBGEMM's TBE on the same GPU. 4. Where the time of a step goes.
+
+It writes build/gpu/results.json and build/gpu/table.md, the table of docs/gpu.md, and nothing outside the checkout. A
+part that fails or runs over its time is noted, and the others go on. `make gpu DRY=1` prints the plan and runs nothing;
+`make gpu DEVICE=cpu` runs a small one with the CPU in the GPU's place, to show that it works.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.gpu_peers import make
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "gpu"
+PEERS = OUT / "fbgemm"
+"""FBGEMM is installed here, beside the environment and not in it."""
+WIDTHS = (64, 400)
+OF_GPUS = ("needs_gpu", "DEVICES")
+"""A test that names one of these runs on a GPU where there is one."""
+TAIL = 2_000
+"""Characters of a failed part's output that are kept."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program of the run."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+    environment: Mapping[str, str]
+    rate: bool = False
+    """Whether its last line is JSON with `samples_per_s`."""
+    optional: bool = False
+    """Whether the run is whole without it."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    rows: int
+    steps: int
+    tests: tuple[str, ...]
+
+
+def size_of(device: str) -> Size:
+    """All of it on a GPU; on a CPU as much as shows that every part works."""
+    if device == "cuda":
+        return Size(1_000_000, 150, tests_of_gpus())
+    return Size(50_000, 30, ("tests/unit/test_device_rows.py", "tests/unit/test_row_learning.py"))
+
+
+def tests_of_gpus() -> tuple[str, ...]:
+    """The files with tests that need a GPU."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return tuple(str(path.relative_to(ROOT)) for path in files if any(word in path.read_text() for word in OF_GPUS))
+
+
+def installer() -> tuple[str, ...]:
+    """The command that installs packages: uv has made the environment where it is installed, and pip elsewhere."""
+    uv = shutil.which("uv")
+    return (uv, "pip", "install", "--python", sys.executable) if uv else (sys.executable, "-m", "pip", "install")
+
+
+def plan(device: str, npz: Path) -> Iterator[Part]:
+    """The programs in order."""
+    size, python, none = size_of(device), sys.executable, dict[str, str]()
+    if device == "cuda":
+        yield Part("the GPU", ("nvidia-smi",), 60, none, optional=True)
+    options = ("-q", "-p", "no:cacheprovider", "-n0", "-m", "not slow", "--timeout", "240")
+    chosen = ("-k", "cuda or gpu") if device == "cuda" else ()
+    yield Part(
+        "tests", (python, "-m", "pytest", *options, *chosen, *size.tests), 480 if device == "cuda" else 900, none
+    )
+    if device == "cuda":
+        wheel = (*installer(), "--no-deps", "--quiet", "--target", str(PEERS), "fbgemm-gpu")
+        yield Part("FBGEMM's wheel", wheel, 120, none, optional=True)
+    data = ("--npz", str(npz), "--steps", str(size.steps))
+    for hidden in WIDTHS:
+        ours = (python, "-m", "tests.bench.training", *data, "--hidden", str(hidden), "--set", f"train.device={device}")
+        peers = (python, "-m", "tests.bench.gpu_peers", *data, "--hidden", str(hidden), "--device", device)
+        for where in ("device", "host"):
+            command = (*ours, "--set", f"train.rows={where}", "--cores", str(min(16, os.cpu_count() or 1)))
+            yield Part(f"W1/{hidden}, rows on the {where}", command, 240, none, rate=True)
+        yield Part(f"W1/{hidden}, plain PyTorch", (*peers, "--kind", "torch"), 240, none, rate=True)
+        if device == "cuda":
+            found = {"PYTHONPATH": str(PEERS)}
+            yield Part(f"W1/{hidden}, FBGEMM's TBE", (*peers, "--kind", "tbe"), 240, found, rate=True, optional=True)
+    profiled = (python, "-m", "tests.bench.training", *data, "--set", f"train.device={device}", "--profile")
+    yield Part("W1/64, profile of rows on the device", (*profiled, "--set", "train.rows=device"), 240, none, rate=True)
+
+
+def run(part: Part) -> dict[str, object]:
+    """How a program ended, and what it measured."""
+    begin, code, printed = time.monotonic(), 0, ""
+    try:
+        ended = subprocess.run(
+            part.command,
+            cwd=ROOT,
+            env=os.environ | part.environment,
+            capture_output=True,
+            text=True,
+            timeout=part.limit_s,
+            check=False,
+        )
+        code, printed = ended.returncode, ended.stdout if ended.returncode == 0 else ended.stdout + ended.stderr
+    except subprocess.TimeoutExpired:
+        code, printed = 124, f"not done after {part.limit_s:g} s"
+    except OSError as error:
+        code, printed = 127, str(error)
+    found: dict[str, object] = {"code": code, "took_s": round(time.monotonic() - begin, 1)}
+    if code == 0 and part.rate:
+        return found | json.loads(printed.splitlines()[-1])
+    return found | {"said": printed[-TAIL:]}
+
+
+def table(results: Mapping[str, Mapping[str, object]]) -> str:
+    """The rates as Markdown."""
+    lines = ["| W1 | samples/s | of plain PyTorch |", "|---|---|---|"]
+    for name, found in results.items():
+        if not name.startswith("W1/") or "profile" in name:
+            continue
+        beside = results.get(f"{name.split(',')[0]}, plain PyTorch", {})
+        rate, plain = found.get("samples_per_s"), beside.get("samples_per_s")
+        if isinstance(rate, float):
+            ratio = f"{rate / plain:.2f}" if isinstance(plain, float) else "-"
+            lines.append(f"| {name[3:]} | {rate:,.0f} | {ratio} |")
+        else:
+            lines.append(f"| {name[3:]} | did not run | - |")
+    return "\n".join(lines) + "\n"
+
+
+def facts(device: str) -> dict[str, object]:
+    """The machine and the versions."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return versions | {"device": device, "gpu": gpu, "cores": os.cpu_count(), "machine": platform.machine()}
+
+
+def main() -> int:
+    """Exit code 0: every part that has to work did; 1: one did not; 2: there is no GPU."""
+    arguments = argparse.ArgumentParser(description="Tests and rates on a GPU: writes build/gpu.")
+    arguments.add_argument("--dry", action="store_true", help="print the plan, run nothing")
+    arguments.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help='"cpu": a small run without a GPU')
+    arguments.add_argument("--only", default="", help="run only the parts whose name has this text")
+    given = arguments.parse_args()
+    npz = OUT / f"w1-{size_of(given.device).rows}.npz"
+    parts = [part for part in plan(given.device, npz) if given.only in part.name]
+    if given.dry:
+        for part in parts:
+            print(f"{part.name} (at most {part.limit_s:g} s{', optional' if part.optional else ''})")
+            print(f"    {' '.join(part.command)}")
+        print(f"writes {OUT / 'results.json'} and {OUT / 'table.md'}")
+        return 0
+    return measure(given.device, npz, parts)
+
+
+def measure(device: str, npz: Path, parts: list[Part]) -> int:
+    """Run the parts one after another, and write what they found after each."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        print("torch sees no GPU here. `make gpu DRY=1` shows the plan, `make gpu DEVICE=cpu` runs it on the CPU.")
+        return 2
+    make(npz, size_of(device).rows)
+    results = dict[str, dict[str, object]]()
+    report = {"facts": facts(device), "parts": results}
+    for number, part in enumerate(parts, 1):
+        print(f"[{number}/{len(parts)}] {part.name} (at most {part.limit_s:g} s) ...", flush=True)
+        results[part.name] = found = run(part)
+        said = f"{found['samples_per_s']:,.0f} samples/s" if "samples_per_s" in found else f"code {found['code']}"
+        print(f"    {said}, {found['took_s']} s", flush=True)
+        (OUT / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+    if any(part.rate for part in parts):
+        (OUT / "table.md").write_text(text := table(results))
+        print(text)
+    failed = [part.name for part in parts if results[part.name]["code"] and not part.optional]
+    print(f"wrote {OUT}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
