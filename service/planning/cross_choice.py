@@ -3,7 +3,7 @@
 A linear model learns the first samples of the stream; each pair of sparse slots is then learnt beside its predictions.
 Of those by which the loss of later samples falls by more than chance, the best one is taken, then the best one beside
 it, and so on. Every sample is predicted before it is learnt. No clock takes part, so that a repetition chooses the
-same. service.cluster.crossing starts the process, and reads CHOICE in its folder.
+same. service.cluster.tuning starts the process, and reads CHOICE in its folder.
 
 Shapes: B samples, E events, F events of the second half.
 """
