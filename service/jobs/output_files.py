@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 
 from headrace.durable import SymbolicLinkFound, check_no_link
@@ -84,13 +85,9 @@ def read_lines(folder: Path, wanted: LineFilter | None, after: int, limit: int) 
     if after < 0:
         return _last(files, wanted, limit)
     first = max((number for number, (begin, _) in enumerate(files) if begin <= after), default=0)
-    found: list[PrintedLine] = []
-    for begin, path in files[first:]:
-        for line in wanted.chosen(_lines_of(begin, path, after)):
-            found.append(line)
-            if len(found) == limit:
-                return found
-    return found
+    begin_at = after if wanted.level is None else 0  # an earlier line of the file may tell the level
+    lines = (line for begin, path in files[first:] for line in _lines_of(begin, path, begin_at))
+    return list(islice((line for line in wanted.chosen(lines) if line.after > after), limit))
 
 
 def _last(files: list[tuple[int, Path]], wanted: LineFilter, limit: int) -> list[PrintedLine]:

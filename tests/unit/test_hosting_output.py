@@ -55,6 +55,8 @@ def test_lines_are_chosen_by_text_and_by_level_and_a_traceback_has_that_of_its_e
     assert texts(read_lines(tmp_path, LineFilter(text="BOOM"), -1, 9)) == [said[1]]
     assert texts(read_lines(tmp_path, LineFilter(text="line", level=LineLevel.ERROR), 0, 9)) == [said[3]]
     assert texts(read_lines(tmp_path, LineFilter(level=LineLevel.INFO), -1, 9)) == said
+    (error,) = read_lines(tmp_path, LineFilter(level=LineLevel.ERROR), 0, 1)
+    assert texts(read_lines(tmp_path, LineFilter(level=LineLevel.ERROR), error.after, 9)) == said[2:4], "the next page"
 
 
 def test_a_folder_that_is_not_there_has_no_lines(tmp_path):
