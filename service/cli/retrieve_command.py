@@ -51,7 +51,7 @@ def retrieve(
     from headrace.service.predict.retrieval import retrieve as carry_out
     from headrace.service.predict.worker_group import PredictionCancelled
     from headrace.service.spec.job import load_job
-    from headrace.trainer.predict.batch_retrieval import BatchRetrieval
+    from headrace.trainer.predict.batch_retrieval import MAX_THREADS, BatchRetrieval
 
     if export is not None and version != LIVE:
         raise SpecError("give --version or --export, not both")
@@ -61,7 +61,7 @@ def retrieve(
         "version": export or version,
         "k": k,
         "segment_users": segment_users,
-        "threads": threads or os.cpu_count() or 1,
+        "threads": threads or min(os.cpu_count() or 1, MAX_THREADS),
     }
     loaded = load_job(job, overrides)
     with work_progress("retrieving") as progress, cancelled_by_signal() as cancelled:

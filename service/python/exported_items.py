@@ -1,6 +1,7 @@
 """`ExportedItems`: searches the items of an export, as a replica does; it imports no torch."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,11 @@ class ExportedItems:
 
         Filters are those of `Replica.retrieve`, and so are the bits of scores. Raises SpecError, BadInput.
         """
-        user_BV = np.asarray(vectors, np.float32)
+        try:
+            with np.errstate(over="ignore"):
+                user_BV, k = np.asarray(vectors, np.float32), index(k)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"vectors are (users, {self.dim}) numbers, and k is a whole number: {error}") from None
         if user_BV.ndim != 2 or user_BV.shape[1] != self.dim:
             raise SpecError(f"vectors have the shape {list(user_BV.shape)}; (users, {self.dim}) is needed")
         if not np.isfinite(user_BV).all():
@@ -66,12 +71,12 @@ class ExportedItems:
         except ValidationError as error:
             first = error.errors()[0]
             raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        index = self._index
-        found = index.search(user_BV, min(k, len(index.catalogue)), index.there_I & opened(index.catalogue, asked))
+        items = self._index
+        found = items.search(user_BV, min(k, len(items.catalogue)), items.there_I & opened(items.catalogue, asked))
         places = np.concatenate([np.empty(0, np.int64), *(at_K for _, at_K in found)])
         columns = {
             "user": pa.array(np.repeat(np.arange(len(found)), [len(at_K) for _, at_K in found])),
-            "item": index.catalogue.id_I.take(pa.array(places)),
+            "item": items.catalogue.id_I.take(pa.array(places)),
             "score": pa.array(np.concatenate([np.empty(0, np.float32), *(score_K for score_K, _ in found)])),
         }
         return pa.table(columns).replace_schema_metadata({"version": str(self.version)})

@@ -20,6 +20,7 @@ from headrace.trainer.exports.destination import ExportFolder, folder_destinatio
 from headrace.trainer.exports.item_file import index_in, write_items
 from headrace.trainer.exports.materialize import _file
 from headrace.trainer.exports.reader import MODEL, ReadableExport
+from headrace.trainer.predict.batch_retrieval import UsersFile, UsersRefused, _read, plan_segments
 from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
@@ -408,6 +409,7 @@ NOT_RANKED = {
     "candidates alone": ({"candidates": 9}, 'go with "rank_by"'),
     "too many": ({"rank_by": "ranker", "users": [{"user": 1}] * 9, "candidates": 1000}, "at most 8,192"),
     "a slot of no model": ({"rank_by": "ranker", "users": [{"user": 1, "uzer": 2}]}, "'uzer' is no slot"),
+    "a long list": ({"rank_by": "ranker", "users": [{"user": [1] * 200_000}], "candidates": 30}, "6,000,000 values"),
 }
 
 
@@ -462,6 +464,22 @@ class Passed(httpx.BaseTransport):
         return httpx.Response(answer.status_code, content=answer.content)
 
 
+def test_users_are_read_as_they_were_planned_or_refused(tmp_path):
+    place = tmp_path / "users.jsonl"
+    place.write_text('{"user": 1}\n{"user": 2}\n{"user": 3}\n')
+    file = UsersFile.of(str(place))
+    segments = plan_segments([file, file], 2)
+    assert [len(lines) for _, _, lines in _read(segments)] == [2, 1, 2, 1], "a file may be named twice"
+    for changed in (
+        '{"user": 1}\n{"user": 2}\n{"user": 4}\n',
+        '{"user": 1}\n{"user": 2}\n',
+        place.read_text() + "{}\n",
+    ):
+        place.write_text(changed)
+        with pytest.raises(UsersRefused, match="has changed since its parts were planned"):
+            list(_read(segments))
+
+
 def rows_of(job):
     """Finds the rows of a job, as an exporter does."""
 
@@ -494,6 +512,9 @@ def test_an_export_holds_the_items_that_a_replica_finds(tmp_path):
     assert found["item"].to_pylist()[:7] == best
     with pytest.raises(SpecError, match="the shape \\[1, 2\\]; \\(users, 3\\) is needed"):
         items.search([[1, 2]])
+    for bad, k in (([["a", 2, 3]], 1), ([[1, 2, 3], [1]], 1), (users, 2.5)):
+        with pytest.raises(SpecError, match="\\(users, 3\\) numbers, and k is a whole number"):
+            items.search(bad, k)
     with pytest.raises(BadInput, match="items have no field 'colour'"):
         items.search(users, equal={"colour": 1})
     job.catalogue.write_text("")

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ BLOCK_USERS = 256
 """Users whose items are searched at a time."""
 MAX_LINE = 1 << 20
 """Longest line of a user, in bytes."""
+MAX_THREADS = 256
 NOTHING = pa.schema([])
 
 
@@ -57,7 +59,7 @@ class BatchRetrieval(Section):
     """Most items of each user."""
     segment_users: int = Field(default=20_000, ge=1, le=1_000_000)
     """Users of one output file."""
-    threads: int = Field(default=1, ge=1, le=256)
+    threads: int = Field(default=1, ge=1, le=MAX_THREADS)
     """Threads that search."""
 
 
@@ -182,17 +184,17 @@ def retrieve_parts(
 
 def _read(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment, list[bytes]]]:
     """The lines of each segment. Raises UsersRefused where a file has changed."""
-    path, at = "", 0
-    lines: Iterator[bytes] = iter(())
-    for number, segment in enumerate(segments):
-        if segment.partition != path:
-            path, lines, at = segment.partition, lines_of(segment.partition), 0
-        assert at == segment.begin, "segments of a file follow one another"
-        found = [line for _, line in zip(range(segment.begin, segment.end), lines, strict=False)]
-        if len(found) < segment.end - segment.begin:
-            raise UsersRefused(f"{path}: has fewer lines than when its parts were planned; begin with a new output")
-        at = segment.end
-        yield number, segment, found
+    for _, of_file in groupby(enumerate(segments), lambda each: each[1].number):
+        parts = list(of_file)
+        path, hashed = parts[0][1].partition, hashlib.sha256()
+        lines = lines_of(path)
+        for number, segment in parts:
+            found = list(islice(lines, segment.end - segment.begin))
+            for line in found:
+                hashed.update(line)
+            if segment is parts[-1][1] and (hashed.hexdigest() != segment.identity or next(lines, None) is not None):
+                raise UsersRefused(f"{path}: has changed since its parts were planned; begin with a new output")
+            yield number, segment, found
 
 
 def _part(

@@ -5,14 +5,20 @@ A candidate is a sample of the ranking model: slots that the catalogue has come 
 Shapes: B users, N candidates of all users.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.trainer.replica.inference_messages import WEIGHT, InvalidInference, RequestReader, checked_outputs
+from headrace.trainer.replica.inference_messages import (
+    MAX_VALUES,
+    WEIGHT,
+    InvalidInference,
+    RequestReader,
+    checked_outputs,
+)
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
 from headrace.trainer.replica.request_tensors import tensors_of
 from headrace.trainer.replica.serving_model import ServingModel
@@ -116,6 +122,13 @@ def _tensors(
                 raise InvalidInference(
                     f"users[{number}]: has no {name!r}; the ranking model reads it, and items have no such field"
                 )
+    names = {name for slot in slots for name in (slot["name"], slot["name"] + WEIGHT)} - {*of_items}
+    num_values = sum(len(at_K) * _num_values(user, names) for user, at_K in zip(users, found, strict=True))
+    if num_values > MAX_VALUES:
+        raise InvalidInference(
+            f"the candidates have {num_values:,} values of their users; at most {MAX_VALUES:,}: ask for fewer "
+            '"candidates", or send shorter lists'
+        )
     places = pa.array(np.concatenate([np.empty(0, np.int64), *found]))
     items = catalogue.fields.select(of_items).take(places).to_pylist() if of_items else [{}] * len(places)
     owners = [number for number, each in enumerate(found) for _ in range(len(each))]
@@ -126,3 +139,8 @@ def _tensors(
     return [
         tensor for slot in slots for tensor in tensors_of(slot, candidates, may_lack=slot["name"] in model.memories)
     ]
+
+
+def _num_values(user: Mapping[str, Any], names: Set[str]) -> int:
+    """Values of a user's slots of these names."""
+    return sum(len(user[name]) if isinstance(user[name], list) else 1 for name in names if name in user)
