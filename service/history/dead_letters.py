@@ -4,13 +4,13 @@ headrace.dataset.loader.dead_letters writes them.
 """
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from headrace.printable import printable
 
@@ -49,6 +49,17 @@ class DeadLetter:
     """Its whole size."""
 
 
+class _Line(msgspec.Struct):
+    """A line of a file of dead letters."""
+
+    partition: str = ""
+    offset: int = 0
+    line: int | None = None
+    reason: str = ""
+    detail: str | None = None
+    bytes: str | None = None
+
+
 def letter_files(folder: Path) -> list[LettersOfPass]:
     """The files of dead letters in `folder`, by pass and rank."""
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -60,8 +71,8 @@ def newest_letters(folder: Path, most: int, reason: str | None = None) -> list[D
     """At most `most` dead letters, all or those of one reason, the newest first."""
     found: list[DeadLetter] = []
     for file in reversed(letter_files(folder)[-MAX_FILES:]):
-        letters = [each for each in _read(file) if reason in (None, each.reason)]
-        found += reversed(letters[-(most - len(found)) :])
+        lines = list(_read(file, reason))[-(most - len(found)) :]
+        found += [_letter(file, line) for line in reversed(lines)]
         if len(found) >= most:
             break
     return found
@@ -72,7 +83,9 @@ def is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _read(file: LettersOfPass) -> Iterator[DeadLetter]:
+def _read(file: LettersOfPass, reason: str | None) -> Iterator[_Line]:
+    """The letters of a file, all or those of one reason. What is no letter is passed over."""
+    written = b"" if reason is None else json.dumps(reason).encode()
     try:
         with file.path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -82,31 +95,33 @@ def _read(file: LettersOfPass) -> Iterator[DeadLetter]:
         return
     lines = content.split(b"\n")
     for line in lines[1:] if size > MAX_READ else lines:  # the first one may be a part of a letter
-        try:
-            fields = json.loads(line)
-        except ValueError:
+        if written not in line:  # far sooner than decoding it
             continue
-        if isinstance(fields, dict):
-            yield _letter(file, fields)
+        try:
+            found = msgspec.json.decode(line, type=_Line)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        if reason in (None, found.reason):
+            yield found
 
 
-def _letter(file: LettersOfPass, fields: dict[str, Any]) -> DeadLetter:
-    data = _event(fields.get("bytes"))
+def _letter(file: LettersOfPass, line: _Line) -> DeadLetter:
+    data = _event(line.bytes)
     return DeadLetter(
         pass_number=file.pass_number,
         rank=file.rank,
-        partition=printable(str(fields.get("partition", ""))),
-        position=int(fields.get("offset", 0)),
-        line=fields.get("line"),
-        reason=printable(str(fields.get("reason", ""))),
-        detail=printable(str(fields.get("detail") or "")),
+        partition=printable(line.partition),
+        position=line.offset,
+        line=line.line,
+        reason=printable(line.reason),
+        detail=printable(line.detail or ""),
         text=None if data is None else printable(data.decode(errors="replace")[:MAX_TEXT]),
         bytes=None if data is None else len(data),
     )
 
 
-def _event(encoded: object) -> bytes | None:
+def _event(encoded: str | None) -> bytes | None:
     try:
-        return base64.b64decode(encoded) if isinstance(encoded, str) else None
-    except binascii.Error:
+        return None if encoded is None else base64.b64decode(encoded)
+    except ValueError:
         return None

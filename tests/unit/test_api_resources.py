@@ -14,6 +14,7 @@ from headrace.deadline import Deadline
 from headrace.durable import locked
 from headrace.errors import Unavailable
 from headrace.service.auth.roles import Role
+from headrace.service.history.dead_letters import newest_letters
 from headrace.service.jobs.errors import Cancelled
 from headrace.service.jobs.host import PrintedLine
 from headrace.service.jobs.operation_queue import as_cancelled
@@ -260,6 +261,16 @@ def test_the_newest_rejected_events_are_read_as_harmless_text_the_newest_first(s
     assert found == newest
     assert served.get("/v1/jobs/small/rejected?reason=other").json()["items"] == []
     assert served.get("/v1/jobs/small/rejected", token=served.tokens[Role.VIEWER]).status_code == 403
+
+
+def test_what_is_no_dead_letter_is_passed_over(tmp_path):
+    damaged = ['{"offset": "a"}', '{"line": 1.5}', "[" * 100_000, "[]", "{", '{"x": ' + "[" * 100_000]
+    good = encode_letter(Rejection("b", 7, Reason.UNPARSABLE, "no JSON", b"x"), keep_bytes=True).decode()
+    lines = [*damaged, good.strip(), '{"bytes": "\u00e9"}', '{"bytes": "="}']
+    (tmp_path / "pass-000000000002-rank-0.jsonl").write_text("\n".join(lines))
+    found = newest_letters(tmp_path, 9)
+    assert [each.text for each in found][-1] == "x" and len(found) == 3
+    assert [each.position for each in newest_letters(tmp_path, 9, "unparsable")] == [7]
 
 
 def test_exports_are_listed_shown_fetched_and_pointed_to(served):
