@@ -16,6 +16,8 @@ from headrace.service.ui.overview import job_link
 HEADER = re.compile(r"\s*(\[\[?)\s*([\w.\-\"]+)\s*\]\]?")
 ENTRY = re.compile(r"\s*([\w.\-\"]+)\s*=")
 SAID_KEY = re.compile(r"([A-Za-z_][\w-]*(?:\.[\w-]+)*): (.*)")
+SAID_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+"""How an error of TOML names its place."""
 NOT_ALLOWED = "Only an admin may create jobs. Sign in with such a token."
 SAMPLE_HINT = '{"user": "u1", "item": "i7", "ts": 1764460800, "click": 1}'
 BUSY = "It is being read."
@@ -35,7 +37,7 @@ def key_lines(toml: str) -> dict[str, int]:
     """The numbers of the lines of a job file by the path of their key or section; `slots.2` is the third slot."""
     found: dict[str, int] = {}
     section, counts = "", dict[str, int]()
-    for number, line in enumerate(toml.splitlines(), 1):
+    for number, line in enumerate(toml.split("\n"), 1):
         if header := HEADER.match(line):
             section = header[2].replace('"', "")
             if header[1] == "[[":
@@ -56,9 +58,10 @@ def faults_of(toml: str, detail: str, path: str | None = None) -> list[Fault]:
         key = (said[1] if said else path or "").removeprefix("body.").removeprefix("spec.")
         parts = key.split(".")
         known = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        faults.append(
-            Fault(key, said[2] if said else text, next((lines[each] for each in known if each in lines), None))
-        )
+        line = next((lines[each] for each in known if each in lines), None)
+        if (at := SAID_LINE.search(text)) and key == "toml":
+            line = min(int(at[1]), toml.count("\n") + 1)
+        faults.append(Fault(key, said[2] if said else text, line))
     return faults
 
 
@@ -79,7 +82,7 @@ class FaultList:
     def show(self, faults: Sequence[Fault], toml: str) -> None:
         """Show these."""
         self._box.clear()
-        lines = toml.splitlines()
+        lines = toml.split("\n")
         with self._box:
             for each in faults:
                 with ui.element("div").classes("note bad"):

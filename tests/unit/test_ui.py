@@ -602,5 +602,7 @@ def test_an_error_of_a_job_file_stands_at_the_line_of_its_key_or_of_its_section(
         ("", None),
     ]
     assert new_job.faults_of(JOB, "is taken", "body.name")[0] == new_job.Fault("name", "is taken", 1)
+    broken = "toml: not TOML: Expected '=' after a key in a key/value pair (at line 3, column 5)"
+    assert [each.line for each in new_job.faults_of("# a\u2028b\n[model]\nname\n", broken)] == [3]
     begin, end = new_job.line_range(JOB, 10)
     assert JOB[begin:end] == "dim = 0"
