@@ -71,9 +71,8 @@ def retrieve(job: LoadedJob, request: BatchRetrieval, progress: Progress, check:
             nonlocal made
             made += 1
             progress(made / total, f"{made} of {total} parts")
-            check()
 
-        retrieve_parts(output, plan.segments, searcher, request, on_part)  # 4
+        retrieve_parts(output, plan.segments, searcher, request, on_part, check)  # 4
         output.end(_manifest(output, plan, request))  # 5
         progress(1.0, f"{total} parts")
         return output.manifest() or {}

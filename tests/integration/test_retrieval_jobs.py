@@ -96,6 +96,10 @@ def test_replicas_retrieve_the_items_of_a_running_job(tmp_path, start):  # noqa:
         job.kill()
 
 
+def interrupt():
+    raise InterruptedError
+
+
 @pytest.mark.long
 def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path):
     write_items(tmp_path, [*ITEMS, NEW])
@@ -109,9 +113,9 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     wanted = items.search(user["user_vector"].to_pylist(), 1000)
     users.write_text("".join(json.dumps({**USER, "a": sign}) + "\n" for sign in [*range(600), 3]))
 
-    def run(output, version="live", **more):
+    def run(output, version="live", check=lambda: None, **more):
         asked = {"users": (str(users),), "output": str(tmp_path / output), "version": version, "k": 1000, **more}
-        return retrieve(load_job(spec), BatchRetrieval(**asked), lambda *_: None, lambda: None)
+        return retrieve(load_job(spec), BatchRetrieval(**asked), lambda *_: None, check)
 
     one = run("by-export", str(exports), segment_users=250)
     assert one["users"] == 601 and len(one["parts"]) == 3 and (tmp_path / "by-export" / "_SUCCESS").exists()
@@ -122,6 +126,9 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     other = run("by-commit", segment_users=250, threads=3)
     hashes = lambda each: [part["sha256"] for part in each["parts"].values()]  # noqa: E731
     assert hashes(other) == hashes(one) and run("by-commit", segment_users=250) == other
+    with pytest.raises(InterruptedError):
+        run("by-export-2", str(exports), check=interrupt)
+    assert run("by-export-2", str(exports))["users"] == 601
     users.write_text('{"a": 1, "history": [], "d": [0.5, 1.0]}\n{"a": 1, "history": []}\n')
     with pytest.raises(BadInput, match=r"users\.jsonl, line 2: has no 'd'"):
         run("refused")

@@ -12,7 +12,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -39,6 +39,8 @@ BLOCK_USERS = 256
 MAX_LINE = 1 << 20
 """Longest line of a user, in bytes."""
 MAX_THREADS = 256
+CHECK_S = 0.2
+"""Longest time until a part notices that the work is to end, but for a block of users."""
 NOTHING = pa.schema([])
 
 
@@ -157,9 +159,11 @@ def retrieve_parts(
     searcher: ItemSearcher,
     request: BatchRetrieval,
     on_part: Callable[[], None],
+    check: Callable[[], None],
 ) -> None:
-    """Make the parts that are not there; `on_part` is called after each, on this thread, and may raise.
+    """Make the parts that are not there; `on_part` is called after each, on this thread.
 
+    `check` is called again and again meanwhile, and raises where the work is to end: then no part goes on for long.
     Raises UsersRefused, BadInput, Unwritable.
     """
     there = output.marks(range(len(segments)))
@@ -172,14 +176,21 @@ def retrieve_parts(
                     continue
                 running.put(pool.submit(_part, output, number, segment, lines, searcher, request.k, failed))
                 if running.qsize() > request.threads:
-                    running.get().result()
+                    _await(running.get(), check)
                     on_part()
             while not running.empty():
-                running.get().result()
+                _await(running.get(), check)
                 on_part()
         except BaseException:
             failed.set()
             raise
+
+
+def _await(part: Future[None], check: Callable[[], None]) -> None:
+    check()
+    while not wait([part], CHECK_S).done:
+        check()
+    part.result()
 
 
 def _read(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment, list[bytes]]]:
