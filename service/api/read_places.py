@@ -1,4 +1,4 @@
-"""Places for requests that read commits and shards: explanations, and reports of slots. There are few."""
+"""Places for requests that take long: explanations, reports of slots, and proposals of job files. There are few."""
 
 import threading
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ def one_of_few(who: str) -> Iterator[None]:
     It does not wait: a waiting request would block a thread.
     """
     if not _shares.take(who):
-        raise NotYet(f"{MAX_READING_EACH} explanations or reports that you requested are running; retry")
+        raise NotYet(f"{MAX_READING_EACH} explanations, reports or proposals that you requested are running; retry")
     try:
         if not _reading.acquire(blocking=False):
-            raise NotYet(f"{MAX_READING} explanations or reports are running; retry")
+            raise NotYet(f"{MAX_READING} explanations, reports or proposals are running; retry")
         try:
             yield
         finally:
