@@ -442,7 +442,7 @@ class Status(Struct, frozen=True, kw_only=True):
     """Running "trainers" and "shards", and "readers" where there are any."""
     resizing: ResizeStatus | None = None
     tuning: TuningStatus | None = None
-    """Of the launcher; None: the job has not tuned."""
+    """Of the launcher; None: the job has chosen neither settings nor crosses."""
     elastic: ElasticStatus | None = None
     unrenewed: dict[str, str] = {}
     """By worker, since when its certificate should have been renewed; of the launcher."""

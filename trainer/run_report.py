@@ -71,7 +71,7 @@ class RunReport(Struct, frozen=True, kw_only=True):
     evaluator: EvaluatorStatus | None = None
     """Of the launcher; None: the job has no evaluator."""
     tuning: TuningStatus | None = None
-    """Of the launcher; None: the job has not tuned."""
+    """Of the launcher; None: the job has chosen neither settings nor crosses."""
     staleness_steps: dict[str, dict[str, Number]] = {}
     digest: str = ""
     """Hash over all rows, dense weights and optimizer state."""

@@ -1,4 +1,4 @@
-"""The tuning of a new job as its status shows it, and as the process that tries settings reports it."""
+"""The choices of a new job as its status shows them, and as the process that tries settings reports them."""
 
 from msgspec import Struct
 
@@ -16,14 +16,37 @@ class TriedStatus(Struct, frozen=True, kw_only=True):
     auc: float | None = None
 
 
+class ChosenPairStatus(Struct, frozen=True, kw_only=True):
+    """A pair of slots that a new job chose; see trainer.cross_config.ChosenPair."""
+
+    of: list[str] = []
+    gain: float = 0.0
+
+
+class ChosenCrossesStatus(Struct, frozen=True, kw_only=True):
+    """The crosses that a new job chose; see trainer.cross_config.CrossChoice."""
+
+    pairs: list[ChosenPairStatus] = []
+    samples: int = 0
+    auc: float | None = None
+    auc_with: float | None = None
+
+
 class TuningStatus(Struct, frozen=True, kw_only=True):
-    """The tuning of a new job: how far it is, or the settings that it tried."""
+    """The choices of a new job: how far they are, or the settings that it tried, and its crosses."""
 
     trial: int = 0
     """Number of the trial that runs, from 1; 0: none does."""
     of: int = 0
     """Trials in all; a last one may be added."""
     name: str = ""
-    """The setting that is tried."""
+    """The setting that is tried, or what else is done to choose; empty once the job has chosen."""
     tried: list[TriedStatus] = []
     """All settings, the chosen one first; empty before the end."""
+    crosses: ChosenCrossesStatus | None = None
+    """None: the job has not chosen any."""
+
+    @property
+    def step(self) -> str:
+        """The present step in words; empty once the job has chosen."""
+        return f"trial {self.trial} of {self.of}: {self.name}" if self.trial else self.name

@@ -96,17 +96,41 @@ class TuningTrial(_PartOfStatus):
     """AUC of the same samples."""
 
 
+class ChosenCrossPair(_PartOfStatus):
+    """A pair of slots whose crosses a new job chose."""
+
+    of: list[str]
+    """The two slots."""
+    gain: Number
+    """By how much the log loss of a linear model falls with it, beside the slots and the pairs before it."""
+
+
+class ChosenCrosses(_PartOfStatus):
+    """The crosses that a new job chose by the first samples of its stream."""
+
+    pairs: list[ChosenCrossPair]
+    """The best one first; empty: none pays."""
+    samples: Number
+    """Number of samples by which they were chosen."""
+    auc: Number | None
+    """AUC of a linear model of the slots over the second half of those, each predicted before it was learnt."""
+    auc_with: Number | None
+    """The same with the pairs."""
+
+
 class TuningProgress(_PartOfStatus):
-    """The tuning of a job with train.tune = "auto"."""
+    """The choices of a new job before its first pass: settings with train.tune = "auto", and crosses."""
 
     trial: Number
     """Number of the trial that runs, from 1; 0: none does."""
     of: Number
     """Trials in all; a last one may be added."""
     name: str
-    """The setting that is tried; empty once the job has chosen."""
+    """The setting that is tried, or what else is done to choose; empty once the job has chosen."""
     tried: list[TuningTrial]
     """All settings, the chosen one first; empty before the end."""
+    crosses: ChosenCrosses | None
+    """Null for a job that has not chosen crosses."""
 
 
 class UsageOfWorker(_PartOfStatus):
@@ -205,7 +229,7 @@ class JobFigures(ResponseBody):
     elastic: ElasticTrainers | None
     """Null for a job with a fixed number of trainers."""
     tuning: TuningProgress | None
-    """Null for a job that has not tuned."""
+    """Null for a job that has chosen neither settings nor crosses."""
     links: dict[str, dict[str, dict[str, Number]]]
     """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""

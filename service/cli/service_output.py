@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.service.cli.targets import path_of
 from headrace.service.monitor.alarms import held_text
-from headrace.service.monitor.lines import count, progress_line, tried_lines, tuning_text
+from headrace.service.monitor.lines import choice_lines, count, progress_line, tuning_text
 from headrace.trainer.job_status import HeldShrink, Status, read
 from headrace.trainer.tuning_status import TuningStatus
 
@@ -47,9 +47,7 @@ def status_lines(job: Json) -> list[str]:
     if (straggler := job.get("straggler")) and not job.get("outcome"):
         lines.append(f"straggler: {straggler['text']}")
     lines += [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
-    if status.tuning is not None and status.tuning.tried:
-        lines += [f"tuned: {status.tuning.tried[0].name}", *tried_lines(status.tuning.tried)]
-    return lines
+    return [*lines, *choice_lines(status.tuning)]
 
 
 def table_lines(tables: Sequence[Json]) -> list[str]:

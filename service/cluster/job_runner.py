@@ -139,6 +139,8 @@ class JobRunner:
         """The step of the start; empty once rank 0 trains, or replays its log."""
         if status.state not in ("starting", "restarting"):
             return ""
+        if (tuning := self.tuning) is not None and tuning.name:
+            return f"The first pass waits for the tuning: {tuning.step}."
         if self._generation is None:
             return "The launcher reads the newest commit and plans the workers."
         if status.state == "restarting" and self._rank0 is None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace import documents
 from headrace.codec import plain
-from headrace.config import validate
 from headrace.dataset.sources.kinds import open_sources
 from headrace.dataset.spec.config import Opening
 from headrace.deadline import Deadline
@@ -35,14 +36,14 @@ from headrace.service.cluster.runtime import LAUNCHER, PYTHON, CannotStart, Laun
 from headrace.service.cluster.store import CROSSED, TUNED, TUNING
 from headrace.service.cluster.store_defaults import newest_spec
 from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.monitor.lines import crosses_text
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.service.spec.tuned_settings import AS_IT_IS, Keys, settings_to_try, under_choice, with_keys
-from headrace.trainer.cross_config import CrossChoice
 from headrace.trainer.job_status import read
 from headrace.trainer.tuning_config import TriedSetting, TuningChoice
-from headrace.trainer.tuning_status import PROGRESS, TriedStatus, TuningStatus
+from headrace.trainer.tuning_status import PROGRESS, ChosenCrossesStatus, TriedStatus, TuningStatus
 
 SUFFIX = "-tuning"
 """Of the Kafka groups of the trials."""
@@ -189,15 +190,16 @@ def tune_first(
     The choice is shown from then on. The store is held. `private`: the run folder.
     """
     shutil.rmtree(job.store / TUNING, ignore_errors=True)  # a killed run has left it
-    if job.spec.tuning.chosen is not None:
-        runner.tuning = _shown(job)
+    runner.tuning = _shown(job)
     if not _is_new(job) or not (_chooses_crosses(job) or _tunes(job)):
         return
     starter = launcher.starter if isinstance(launcher, ProcessLauncher) else Spawner()
 
     def first(stop_requested_within: StopRequestedWithin) -> RunOutcome | None:
+        tuned = job
+
         def show(status: TuningStatus) -> None:
-            runner.tuning = status
+            runner.tuning = replace(status, crosses=_shown_crosses(tuned))
 
         try:
             tuned = _crossed(job, private, starter, stop_requested_within, show, on_line)
@@ -216,10 +218,19 @@ def tune_first(
 
 
 def _shown(job: LoadedJob) -> TuningStatus | None:
-    """The choice of a job, for its status."""
-    if (chosen := job.spec.tuning.chosen) is None:
+    """The choices of a job, for its status."""
+    chosen, crosses = job.spec.tuning.chosen, _shown_crosses(job)
+    if chosen is None and crosses is None:
         return None
-    return TuningStatus(tried=[read(TriedStatus, each.model_dump()) for each in chosen.tried])
+    tried = () if chosen is None else chosen.tried
+    return TuningStatus(tried=[read(TriedStatus, each.model_dump()) for each in tried], crosses=crosses)
+
+
+def _shown_crosses(job: LoadedJob) -> ChosenCrossesStatus | None:
+    choice = job.spec.crosses.chosen
+    if choice is None or job.spec.crosses.choose == "off":
+        return None
+    return read(ChosenCrossesStatus, choice.model_dump(mode="json"))
 
 
 def _tuned(
@@ -269,7 +280,7 @@ def _crossed(
         return {"job": beside.raw, "secrets": beside.secrets, "folder": str(job.folder), "store": str(folder)}
 
     def look() -> None:
-        show(TuningStatus(name="crosses"))
+        show(TuningStatus(name="the job chooses crosses of its slots"))
         if stop_requested_within(LOOK_S):
             raise TuningStopped
 
@@ -282,19 +293,9 @@ def _crossed(
     choice = documents.read_object(folder / CHOICE)
     with writing(job.store / CROSSED):
         write_whole(REAL, job.store / CROSSED, json.dumps(choice).encode())  # 2
-    on_line(
-        LAUNCHER, f"crosses: {words_of_crosses(validate(CrossChoice, choice))} in {time.monotonic() - begin_s:.1f} s"
-    )
+    words = crosses_text(read(ChosenCrossesStatus, choice))
+    on_line(LAUNCHER, f"crosses: {words} in {time.monotonic() - begin_s:.1f} s")
     return under_crosses(job, choice)
-
-
-def words_of_crosses(choice: CrossChoice) -> str:
-    """The choice in one line."""
-    if not choice.pairs:
-        return f"none pays by {choice.samples:,} samples"
-    pairs = ", ".join(" x ".join(each.of) for each in choice.pairs)
-    auc = f"AUC of a linear model {choice.auc:.4f}, {choice.auc_with:.4f} with them"
-    return f"{pairs} are chosen by {choice.samples:,} samples ({auc})"
 
 
 def choice_of(tried: Sequence[TriedStatus]) -> TuningChoice:

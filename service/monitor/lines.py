@@ -8,7 +8,7 @@ from headrace.service.monitor.alarms import alarms, held_text
 from headrace.trainer.exposed_figures import numbers
 from headrace.trainer.job_status import ElasticStatus, EvaluatorStatus, ExportStatus, Status, read
 from headrace.trainer.run_report import ReportedTable, RunReport
-from headrace.trainer.tuning_status import TriedStatus, TuningStatus
+from headrace.trainer.tuning_status import ChosenCrossesStatus, ChosenPairStatus, TriedStatus, TuningStatus
 
 SHOWN_IDLE_S = 10.0
 """A line of progress names the time without events from here on."""
@@ -156,7 +156,7 @@ def tuning_text(tuning: TuningStatus | None) -> str:
     """How far the tuning of a new job is; empty where none goes on."""
     if tuning is None or not tuning.name:
         return ""
-    return f"tuning: {f'trial {tuning.trial} of {tuning.of}: ' if tuning.trial else ''}{tuning.name}"
+    return f"tuning: {tuning.step}"
 
 
 def tried_lines(tried: Sequence[TriedStatus]) -> Iterator[str]:
@@ -165,6 +165,37 @@ def tried_lines(tried: Sequence[TriedStatus]) -> Iterator[str]:
     for each in tried:
         measures = f"log loss {ratio(each.logloss)}  AUC {ratio(each.auc)}"
         yield f"  {each.name:<{width}}  {measures}  {count(each.events)} events"
+
+
+def crosses_text(crosses: ChosenCrossesStatus) -> str:
+    """The crosses that a job chose, in one line."""
+    if not crosses.pairs:
+        return f"none pays by {count(crosses.samples)} samples"
+    pairs = ", ".join(map(_pair_text, crosses.pairs))
+    auc = f"AUC of a linear model {ratio(crosses.auc)}, {ratio(crosses.auc_with)} with them"
+    return f"{pairs} are chosen by {count(crosses.samples)} samples ({auc})"
+
+
+def pair_lines(crosses: ChosenCrossesStatus) -> Iterator[str]:
+    """The pairs as a table: each with the fall of the log loss by it."""
+    names = [_pair_text(each) for each in crosses.pairs]
+    width = max(map(len, names), default=0)
+    for name, pair in zip(names, crosses.pairs, strict=True):
+        yield f"  {name:<{width}}  log loss -{pair.gain:.4f}"
+
+
+def _pair_text(pair: ChosenPairStatus) -> str:
+    return " x ".join(pair.of)
+
+
+def choice_lines(tuning: TuningStatus | None) -> Iterator[str]:
+    """The choices of a new job: its settings, beside those that it tried, and its crosses."""
+    if tuning is not None and tuning.tried:
+        yield f"tuned     {tuning.tried[0].name}; settings that were tried, the chosen one first:"
+        yield from tried_lines(tuning.tried)
+    if tuning is not None and tuning.crosses is not None:
+        yield f"crosses   {crosses_text(tuning.crosses)}"
+        yield from pair_lines(tuning.crosses)
 
 
 def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -199,9 +230,7 @@ def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"held      {held_text(name, held)}"
     if report.evaluator is not None:
         yield evaluator_line(report.evaluator)
-    if report.tuning is not None and report.tuning.tried:
-        yield f"tuned     {report.tuning.tried[0].name}; settings that were tried, the chosen one first:"
-        yield from tried_lines(report.tuning.tried)
+    yield from choice_lines(report.tuning)
     if report.advice:
         yield f"advice    {report.advice}"
     if report.straggler is not None:

@@ -63,6 +63,26 @@ class Builds(TypedDict):
     builds: list[str]
     """Their names."""
 
+class ChosenCrossPair(TypedDict):
+    """A pair of slots whose crosses a new job chose."""
+
+    of: list[str]
+    """The two slots."""
+    gain: float
+    """By how much the log loss of a linear model falls with it, beside the slots and the pairs before it."""
+
+class ChosenCrosses(TypedDict):
+    """The crosses that a new job chose by the first samples of its stream."""
+
+    pairs: list[ChosenCrossPair]
+    """The best one first; empty: none pays."""
+    samples: float
+    """Number of samples by which they were chosen."""
+    auc: float | None
+    """AUC of a linear model of the slots over the second half of those, each predicted before it was learnt."""
+    auc_with: float | None
+    """The same with the pairs."""
+
 class CloseEntry(TypedDict):
     """A closed pass."""
 
@@ -679,16 +699,18 @@ class TokenEntry(TypedDict):
     revoked: str | None
 
 class TuningProgress(TypedDict):
-    """The tuning of a job with train.tune = "auto"."""
+    """The choices of a new job before its first pass: settings with train.tune = "auto", and crosses."""
 
     trial: float
     """Number of the trial that runs, from 1; 0: none does."""
     of: float
     """Trials in all; a last one may be added."""
     name: str
-    """The setting that is tried; empty once the job has chosen."""
+    """The setting that is tried, or what else is done to choose; empty once the job has chosen."""
     tried: list[TuningTrial]
     """All settings, the chosen one first; empty before the end."""
+    crosses: ChosenCrosses | None
+    """Null for a job that has not chosen crosses."""
 
 class TuningTrial(TypedDict):
     """A setting that a new job tried on the first events of its stream."""

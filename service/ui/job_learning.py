@@ -37,7 +37,7 @@ def no_slice_text(spec: Mapping[str, Any]) -> str:
 def no_close_text(job: Mapping[str, Any]) -> str:
     """Why there are no charts yet."""
     match job["phase"]:
-        case "starting" | "restarting":
+        case "starting" | "tuning" | "restarting":
             return f"{job['step'] or 'The launcher starts.'} {NO_CLOSE}"
         case "training" | "replaying":
             return f"The first pass is in training: {format_count(job['events'] or 0)} events so far. {NO_CLOSE}"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from headrace.printable import counted
-from headrace.service.monitor.lines import tried_lines, tuning_text
+from headrace.service.monitor.lines import crosses_text, pair_lines, tried_lines, tuning_text
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import Visitor, list_all
 from headrace.service.ui.format import (
@@ -175,8 +175,11 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         if found.tried:
             chosen = [f"This job has chosen its settings: {found.tried[0].name}.", *tried_lines(found.tried)]
             notes.append(("", "\n".join(chosen)))
-        else:
-            notes.append(("warn", tuning_text(found)))
+        if found.crosses is not None:
+            crosses = [f"Crosses of its slots: {crosses_text(found.crosses)}.", *pair_lines(found.crosses)]
+            notes.append(("", "\n".join(crosses)))
+        if words := tuning_text(found):
+            notes.append(("warn", words))
     if not job["learning"]:
         notes.append(("", "This job only predicts. It does not learn."))
     return notes

@@ -15,9 +15,11 @@ from headrace.config import validate
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.errors import SpecError
 from headrace.service.api.job_figures import figures_of
+from headrace.service.cli.service_output import status_lines
 from headrace.service.cli.tune_command import file_lines
-from headrace.service.cluster.tuning import choice_of
-from headrace.service.monitor.lines import progress_line, tried_lines
+from headrace.service.cluster.tuning import choice_of, tune_first
+from headrace.service.monitor.lines import progress_line, summary_lines, tried_lines
+from headrace.service.spec.chosen_crosses import under_crosses
 from headrace.service.spec.job import job_of
 from headrace.service.spec.tuned_settings import AS_IT_IS, settings_to_try, under_choice
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, WorkerConfig
@@ -282,6 +284,21 @@ def test_the_status_of_a_job_says_how_far_its_tuning_is_and_then_what_was_tried(
     assert list(tried_lines(tried)) == ["  batch / 4  log loss 0.5000  AUC 0.7500  320 events"]
     assert figures_of(chosen).model_dump()["tuning"]["tried"][0]["keys"] == {"train.batch_size": 16}
     assert read(Status, plain(chosen)) == chosen
+
+
+def test_the_crosses_that_a_job_chose_are_in_its_status_its_report_and_rest():
+    choice = {"pairs": [{"of": ["a", "b"], "gain": 0.25}], "samples": 3000, "auc": 0.5, "auc_with": 0.75}
+    plans, runner = SimpleNamespace(), SimpleNamespace(tuning=None)
+    tune_first(under_crosses(job(), choice), plans, runner, None, Path("unused"), print)
+    status = Status(tuning=runner.tuning)
+    assert figures_of(status).model_dump()["tuning"]["crosses"] == choice
+    lines = status_lines({"name": "one", "phase": "training", "desired": "running", **plain(status)})
+    assert lines[-2].startswith("crosses   a x b are chosen by 3,000 samples")
+    assert lines[-1] == "  a x b  log loss -0.2500"
+    assert set(lines[-2:]) <= set(summary_lines({"tuning": plain(runner.tuning)}))
+    off = under_crosses(job(**{"crosses.choose": "off"}), choice)
+    tune_first(off, plans, runner, None, Path("unused"), print)
+    assert runner.tuning is None, "a job that is kept without crosses shows none"
 
 
 def test_all_values_that_are_tried_reach_the_job():

@@ -430,6 +430,14 @@ def test_a_job_that_tunes_says_how_far_it_is_and_then_what_it_has_chosen():
     [(_, text)] = notes(tried=tried)
     assert text.splitlines()[0] == "This job has chosen its settings: batch / 4."
     assert len(text.splitlines()) == 3
+    crosses = {"pairs": [{"of": ["a", "b"], "gain": 0.01}], "samples": 9000, "auc": 0.6, "auc_with": 0.7}
+    (_, text), step = notes(name="reads the events", crosses=crosses)
+    assert text.splitlines() == [
+        "Crosses of its slots: a x b are chosen by 9,000 samples (AUC of a linear model 0.6000, 0.7000 with them).",
+        "  a x b  log loss -0.0100",
+    ]
+    assert step == ("warn", "tuning: reads the events")
+    assert "choose crosses" in job_learning.no_close_text(job("tuning", step="Workers choose crosses."))
 
 
 def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():
