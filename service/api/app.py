@@ -26,6 +26,7 @@ from headrace.service.api import (
     operations,
     output,
     predictions,
+    suggestions,
     tables,
     upgrades,
 )
@@ -53,8 +54,8 @@ Errors are problems (RFC 9457). Lists have pages: pass `next` of a page as `afte
 answered with 202 and an operation. A POST that is repeated with the same `Idempotency-Key` is carried out once.
 `x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
 ROUTERS = (
-    *(health, jobs, drafts, upgrades, commits, exports, metrics, guards, tables, output, predictions, operations, feed),
-    admin,
+    *(health, jobs, drafts, upgrades, commits, exports, metrics, guards, tables, output, predictions, suggestions),
+    *(operations, feed, admin),
 )
 OFFERED = tuple(sorted(offered, key=lambda act: act.form.group))
 """The actions that a job's page offers, in the order of their buttons: all modules of routes are imported by now."""

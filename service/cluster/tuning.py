@@ -10,8 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,20 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.extras import require
-from headrace.lifecycle import ExitCode, error_in
-from headrace.service.cluster.child import Spawner, Starter, WorkerProcess
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.child import Spawner, Starter
 from headrace.service.cluster.generation_plans import GenerationPlans
 from headrace.service.cluster.job_runner import JobRunner, StopRequestedWithin
-from headrace.service.cluster.local import LocalWorker, ProcessLauncher
-from headrace.service.cluster.run_folder import write_private
-from headrace.service.cluster.runtime import LAUNCHER, PYTHON, CannotStart, Launcher, OnLine
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
+from headrace.service.cluster.side_process import config_beside, run_beside
 from headrace.service.cluster.store import CROSSED, TUNED, TUNING
 from headrace.service.cluster.store_defaults import newest_spec
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.monitor.lines import crosses_text
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import LoadedJob, job_of
-from headrace.service.spec.side_groups import with_own_groups
+from headrace.service.spec.side_groups import beside, with_own_groups
 from headrace.service.spec.tuned_settings import AS_IT_IS, Keys, settings_to_try, under_choice, with_keys
 from headrace.trainer.job_status import read
 from headrace.trainer.tuning_config import TriedSetting, TuningChoice
@@ -59,8 +58,6 @@ LOOK_S = 0.1
 """Time between two looks at the process."""
 LEAST_SHARE = 4
 """Crosses are chosen if the stream has `crosses.events` divided by this."""
-MAX_STARTS = 4
-"""Most starts of the process; one that is killed so often leaves the job as it is."""
 
 
 class TuningStopped(HeadraceError):
@@ -104,7 +101,7 @@ class Tuning:
             if stop_requested_within(LOOK_S):
                 raise TuningStopped
 
-        _run("headrace.trainer.train.tuning", self.config, folder, private, self.job, starter, look)
+        run_beside("headrace.trainer.train.tuning", self.config, folder, private, self.job, starter, look)
         return _progress(folder).tried
 
     def config(self, folder: Path) -> dict[str, Any]:
@@ -129,50 +126,6 @@ class Tuning:
         if job.spec.join is not None:
             own |= {"passes.keep_in": str(folder / SAMPLES), "passes.keep": f"{MAX_KEPT_BYTES >> 20}MiB"}
         return job_of(with_keys(with_own_groups(raw, job.spec, SUFFIX), own), job.folder)
-
-
-def _run(
-    module: str,
-    config: Callable[[Path], dict[str, Any]],
-    folder: Path,
-    private: Path,
-    job: LoadedJob,
-    starter: Starter,
-    look: Callable[[], None],
-) -> None:
-    """Run a process to its end, also where it is killed, with a new `folder` for its files; call `look` meanwhile.
-
-    `config`: of `folder`, its configuration. Raises SpecError with the error of the process, CannotStart.
-    """
-    for _ in range(MAX_STARTS):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        write_private(private / "tuning.json", config(folder))
-        command = (*PYTHON, module, "--config", str(private / "tuning.json"))
-        try:
-            child = starter.start(command, job.folder)
-        except OSError as error:
-            raise CannotStart("tuning", error) from error
-        with _running(child) as worker:
-            while worker.poll() is None:
-                look()
-        code = worker.poll()
-        if code == 0:
-            return
-        assert code is not None
-        if code > 0:
-            break
-    raise SpecError(error_in(worker.last_lines()) or f"the process ended with code {code}")
-
-
-@contextmanager
-def _running(child: WorkerProcess) -> Iterator[LocalWorker]:
-    """The process of the trials; it and what it started are gone at the end."""
-    worker = LocalWorker("tuning", child, lambda name, text: None, lambda name, code: None)
-    try:
-        yield worker
-    finally:
-        worker.kill()  # also waits for the last lines of one that has ended
 
 
 def _progress(folder: Path) -> TuningStatus:
@@ -275,9 +228,8 @@ def _crossed(
     if not _chooses_crosses(job) or not _has_backlog(job, least, on_line, "no crosses are chosen"):
         return job
 
-    def config(folder: Path) -> dict[str, Any]:
-        beside = job_of(with_own_groups(job.whole(), job.spec, SUFFIX), job.folder)
-        return {"job": beside.raw, "secrets": beside.secrets, "folder": str(job.folder), "store": str(folder)}
+    def config(folder: Path) -> Mapping[str, Any]:
+        return config_beside(beside(job, SUFFIX), folder)
 
     def look() -> None:
         show(TuningStatus(name="the job chooses crosses of its slots"))
@@ -286,7 +238,7 @@ def _crossed(
 
     begin_s, folder = time.monotonic(), job.store / TUNING
     try:
-        _run("headrace.service.planning.cross_choice", config, folder, private, job, starter, look)  # 1
+        run_beside("headrace.service.planning.cross_choice", config, folder, private, job, starter, look)  # 1
     except SpecError as error:
         on_line(LAUNCHER, f"no crosses are chosen: {error}")
         return job
@@ -322,7 +274,7 @@ def _has_backlog(job: LoadedJob, events: int, on_line: OnLine, otherwise: str = 
         require("torch", "training")
         deadline = Deadline.after(OPEN_S)
         opening = Opening(folder=job.folder, job=spec.name + SUFFIX, seed=spec.seed, deadline=deadline)
-        source = open_sources(with_own_groups_of(job), opening)
+        source = open_sources(beside(job, SUFFIX).spec.sources, opening)
         try:
             waiting = sum(each.end - max(each.begin, each.start) for each in source.partitions(deadline))
         finally:
@@ -337,11 +289,6 @@ def _has_backlog(job: LoadedJob, events: int, on_line: OnLine, otherwise: str = 
             "compare later",
         )
     return waiting >= events
-
-
-def with_own_groups_of(job: LoadedJob) -> Mapping[str, Any]:
-    """The sources of the job, with Kafka groups of their own."""
-    return job_of(with_own_groups(job.whole(), job.spec, SUFFIX), job.folder).spec.sources
 
 
 def words_of(tried: Sequence[TriedStatus]) -> str:

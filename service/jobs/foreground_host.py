@@ -69,6 +69,9 @@ class ForegroundHost:
     def builds(self) -> Mapping[str, Path]:
         return {}
 
+    def check_allowed(self, name: str) -> None:
+        self._check(name)
+
     def use_build(self, name: str, build: str) -> HostedJob:
         self._check(name)
         raise NotHosted("this job cannot move to another build")

@@ -204,6 +204,10 @@ class Host(Protocol):
         """
         ...
 
+    def check_allowed(self, name: str) -> None:
+        """Raise SpecError where this host would not start the job now: its rules, or links, may have changed."""
+        ...
+
     def jobs(self) -> list[HostedJob]:
         """All jobs, by name."""
         ...

@@ -246,6 +246,9 @@ class LocalHost:
         if gone is not None and gone.parent.name == TRASH:
             shutil.rmtree(gone, ignore_errors=True)  # 5: the next start removes what is left
 
+    def check_allowed(self, name: str) -> None:
+        self._checks.check_start(self._register.get(name))
+
     def act(self, name: str, action: Action, who: str) -> HostedJob:
         with self._supervisor.looking:
             entry = self._register.get(name)

@@ -1,18 +1,28 @@
-"""Measures what slots of a job are worth on the first events of its stream, and features that would add to them."""
+"""Measures what slots of a job are worth on events of its stream, and features that would add to them.
 
+For a job of a service in a process: `python -m headrace.service.planning.job_features --config FILE`, a SuggestConfig.
+"""
+
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headrace import worker_process
+from headrace.config import PositiveCount, Section
 from headrace.dataset.features.pair_columns import pair_column
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.config import ColumnsPipe
 from headrace.dataset.spec.schema import Schema, Slot
+from headrace.durable import REAL, write_whole, writing
 from headrace.errors import BadInput, SpecError
+from headrace.secrets import with_secrets
+from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.planning.feature_columns import (
     IdColumn,
     of_counters,
@@ -23,12 +33,32 @@ from headrace.service.planning.feature_columns import (
 from headrace.service.planning.feature_worth import Feature, FeatureWorth, Gain, SampleFacts, entry_of, find_features
 from headrace.service.planning.stream_facts import read_blocks
 from headrace.service.planning.sweep_settings import toml_value
-from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.side_groups import beside
+from headrace.trainer.predict.background import lower_priority
 
+SUFFIX = "-suggest"
+"""Of the Kafka groups of a measurement."""
+FOUND = "found.json"
+"""File with the `Suggestions.message`."""
 MAX_SAMPLES = 200_000
 """Most samples that are measured."""
 MAX_VALUES = 8_000_000
 """Most ids and numbers in memory; the sample ends there."""
+
+
+class SuggestConfig(Section):
+    """Configuration of the process, written by the service as JSON."""
+
+    job: dict[str, Any]
+    """The job, without secrets."""
+    secrets: dict[str, Any] = {}
+    folder: Path
+    """Of the job."""
+    store: Path
+    """Folder for FOUND."""
+    events: PositiveCount
+    newest: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +73,9 @@ class Suggestions:
     entries: tuple[Mapping[str, Any], ...]
     """Their slots in the job file."""
     droppable: tuple[str, ...]
-    """Slots that cost rows and are worth nothing, or less."""
-
-    def lines(self) -> Iterator[str]:
-        """The lines below the tables."""
-        found = self.found
-        yield f"{found.samples:,} samples of {self.events:,} events, {self.rejected:,} rejected. AUC: that of a linear"
-        yield f"model in the second half, predicted before it was learnt; {found.auc:.4f} with the slots as they are."
-        yield "p: of the difference in log loss. A deep model may gain less from crosses: headrace sweep tells."
-        for entry in self.entries:
-            yield from ("", "[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in entry.items()))
+    """Slots that are worth nothing, or less, and of which no other slot is made."""
+    newest: bool
+    """Whether the events are the last ones of the stream, not the first ones."""
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -61,25 +84,54 @@ class Suggestions:
         def gain(each: Gain, rows: int) -> dict[str, Any]:
             return {"auc": each.auc, "logloss": each.loss, "p": each.p, "rows": rows}
 
+        def slot(name: str, each: Gain, rows: int) -> dict[str, Any]:
+            return gain(each, rows) | {"saved": rows, "drop": name in self.droppable}
+
         chosen = zip(self.features, self.entries, strict=True)
         return {
             "events": self.events,
             "rejected": self.rejected,
+            "newest": self.newest,
             "samples": found.samples,
             "auc": found.auc,
             "rows": found.num_rows,
             "features": [
-                {"kind": feature.kind, "of": feature.of, **gain(worth, feature.column.num_rows), "slot": entry}
+                {"kind": feature.kind, "of": feature.of, **gain(worth, feature.column.num_rows), "slot": dict(entry)}
                 for (_, feature, worth), entry in chosen
             ],
-            "slots": {name: gain(*each) | {"drop": name in self.droppable} for name, each in found.slots.items()},
-            "admission": {str(times): gain(*each) for times, each in found.admission.items()},
+            "slots": {name: slot(name, *each) for name, each in found.slots.items()},
+            "admission": {
+                str(times): gain(each, rows) | {"saved": found.num_rows - rows}
+                for times, (each, rows) in found.admission.items()
+            },
         }
 
 
-def suggest_features(job: LoadedJob, num_events: int) -> Suggestions:
-    """Measure the job on its first events. Raises SpecError, BadInput, and as a source."""
-    found, tally = measure_job(job, num_events)
+def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
+    """The lines below the tables of a `Suggestions.message`."""
+    which = f"{'newest' if message['newest'] else 'first'} {message['events']:,} events"
+    yield f"{message['samples']:,} samples of the {which}, {message['rejected']:,} rejected. AUC: that of a linear"
+    yield f"model in the second half, predicted before it was learnt; {message['auc']:.4f} with the slots as they are."
+    yield "p: of the difference in log loss. A deep model may gain less from crosses: headrace sweep tells. Rows: of"
+    yield "these events; headrace size tells those of a longer stream."
+    added, rows = sum(each["rows"] for each in message["features"]), message["rows"]
+    dropped = {name: each["saved"] for name, each in message["slots"].items() if each["drop"]}
+    if added:
+        yield f"The features that pay cost {added:,} rows beside the {rows - added:,} of the slots."
+    if dropped:
+        share = sum(dropped.values()) / max(1, rows - added)
+        yield f"Without {', '.join(dropped)}: {sum(dropped.values()):,} rows fewer, {share:.1%} of those of the slots."
+    for each in message["features"]:
+        yield from ("", "[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in each["slot"].items()))
+
+
+def suggest_features(job: LoadedJob, num_events: int, *, newest: bool = False) -> Suggestions:
+    """Measure the job on its first events, or its newest ones. Raises SpecError, BadInput, and as a source.
+
+    A job that has begun is measured as it learns: with the crosses that it has chosen.
+    """
+    job = beside(with_store_defaults(job), SUFFIX)
+    found, tally = measure_job(job, num_events, newest=newest)
     schema = Schema.of(job.spec.slots)
     names = {slot.name for slot in schema.slots}
     texts = {slot.name for slot in schema.sparse if slot.sparse.values == "string"}
@@ -91,11 +143,18 @@ def suggest_features(job: LoadedJob, num_events: int) -> Suggestions:
         names.add(entry["name"])
         features.append((str(entry["name"]), feature, gain))
         entries.append(entry)
-    used = {name for feature, _ in found.features for name in feature.of}
+    used = {name for feature, _ in found.features for name in feature.of} | _parts(schema)
     free = {name: each for name, each in found.slots.items() if name not in used}
     droppable = tuple(name for name, (gain, _) in free.items() if gain.loss <= 0 and gain.auc >= 0)
     rejected = sum(tally.rejected.values())
-    return Suggestions(found, tally.num_events, rejected, tuple(features), tuple(entries), droppable)
+    return Suggestions(found, tally.num_events, rejected, tuple(features), tuple(entries), droppable, newest)
+
+
+def _parts(schema: Schema) -> set[str]:
+    """The slots of which the job makes others."""
+    pairs = {name for slot in schema.crossed for pair in slot.sparse.pairs for name in pair}
+    remembered = {name for slot in schema.histories for name in (slot.history.key, slot.history.of)}
+    return pairs | remembered | {name for slot in schema.counters for name in slot.counters.keys}
 
 
 def measure_job(
@@ -104,18 +163,19 @@ def measure_job(
     *,
     ids: Mapping[str, Sequence[str]] | None = None,
     doubted: Collection[str] = (),
+    newest: bool = False,
 ) -> tuple[FeatureWorth, PassTally]:
     """Measure the job's slots and features on its first events, and what was read.
 
-    `ids`: slots of the job that are tried in place of others. `doubted`: slots that must pay.
-    Raises SpecError, BadInput, and as a source.
+    `ids`: slots of the job that are tried in place of others. `doubted`: slots that must pay. `newest`: see
+    `read_blocks`. Raises SpecError, BadInput, and as a source.
     """
     spec, schema, tally = job.spec, Schema.of(job.spec.slots), PassTally()
     task = next((each for each in spec.tasks if each.loss == "bce"), None)
     if task is None or spec.join is not None:
         what = "its labels come from a join" if task else 'no task has loss = "bce"'
         raise SpecError(f"features cannot be measured: {what}", "join" if task else "tasks")
-    samples, event_B = _read(job, num_events, tally)
+    samples, event_B = _read(job, num_events, tally, newest=newest)
     label_B = samples.meta[task.label].astype(np.float64)
     kept_B = np.flatnonzero((label_B >= 0) & (label_B <= 1))
     samples, event_B, label_B = samples.take(kept_B), event_B[kept_B], label_B[kept_B]
@@ -127,10 +187,12 @@ def measure_job(
     return find_features(facts, columns, task.label, ids=tried, doubted=doubted, crosses=crosses), tally
 
 
-def _read(job: LoadedJob, num_events: int, tally: PassTally) -> tuple[Samples, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The first samples, and the number of each one's event."""
+def _read(
+    job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool
+) -> tuple[Samples, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The samples, and the number of each one's event."""
     parts, events, num_events_before, num_samples, num_values = [], [], 0, 0, 0
-    with closing(read_blocks(job, num_events, tally)) as blocks:
+    with closing(read_blocks(job, num_events, tally, newest=newest)) as blocks:
         for block in blocks:
             for part in block:
                 if not len(part):
@@ -172,3 +234,23 @@ def _columns(schema: Schema, samples: Samples, facts: SampleFacts) -> dict[str, 
         return emitted[slot.name] if slot.name in emitted else of_numbers(samples.dense[slot.name])
 
     return {slot.name: column(slot) for slot in (*schema.sparse, *schema.dense) if slot not in schema.statistics}
+
+
+def start(path: Path) -> None:
+    """Read the configuration, measure, and write what is found."""
+    config = worker_process.config_of(path, SuggestConfig)
+    worker_process.begin("suggest")
+    lower_priority()
+    job = job_of(with_secrets(config.job, config.secrets), config.folder)
+    found = suggest_features(job, config.events, newest=config.newest)
+    with writing(config.store / FOUND):
+        write_whole(REAL, config.store / FOUND, json.dumps(found.message()).encode())
+
+
+def main() -> None:
+    """Run the process."""
+    worker_process.main(__doc__, start)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -32,6 +32,7 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.service.planning.training_facts import use_of_children
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.rank0.stream_excerpts import newest_plans
 from headrace.trainer.spec.class_rules import masks_of
 
 # How the number of distinct ids grows with the stream: Heaps' law, fitted to counts of a sample. Pure.
@@ -129,6 +130,8 @@ WAIT_S, POLL_S = 60.0, 0.1
 STEP = math.sqrt(2)
 """Ids are counted each time that the events have grown by this factor."""
 FIRST_EVENTS = 256
+NEWEST_BLOCKS = 8
+"""Blocks of the newest events."""
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
@@ -252,21 +255,33 @@ def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
     return StreamFacts(tally.num_events, tally.num_samples, sum(tally.rejected.values()), clock.sample_core_s(), found)
 
 
-def read_blocks(job: LoadedJob, num_events: int, tally: PassTally) -> Generator[Iterator[Samples]]:
+def read_blocks(
+    job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool = False
+) -> Generator[Iterator[Samples]]:
     """The samples of the first events of the job's stream, without slots that the job fills, in blocks that grow.
 
-    Raises SpecError, and as a source. The job's own positions stay as they are.
+    `newest`: the last events in place of the first, as the job would read them; its sources have Kafka groups of their
+    own (service.spec.side_groups). Raises SpecError, BadInput, and as a source. The job's own positions stay as they
+    are.
     """
     spec, schema = job.spec, Schema.of(job.spec.slots)
     pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
-    opening = Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=Deadline.after(OPEN_S))
-    source = open_sources(spec.sources, opening)
+
+    def open_source() -> Source:
+        opening = Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=Deadline.after(OPEN_S))
+        return open_sources(spec.sources, opening)
+
+    plans = newest_plans(open_source, spec, num_events, NEWEST_BLOCKS) if newest else []
+    source = open_source()
     reader = SegmentReader(
         source, pipe, schema.emitted, SourceSet(spec.sources), None, job.folder, masks=masks_of(spec)
     )
     try:
-        partitions = _await_events(source, num_events, Deadline.after(WAIT_S))
-        for number, segments in enumerate(_blocks(partitions, num_events)):
+        if newest:
+            blocks: Iterable[Sequence[Segment]] = (each.segments[0] for each in plans)
+        else:
+            blocks = _blocks(_await_events(source, num_events, Deadline.after(WAIT_S)), num_events)
+        for number, segments in enumerate(blocks):
             yield reader.read(number, segments, tally)
     finally:
         reader.close()

@@ -1156,6 +1156,22 @@ class ServiceActions:
         read."""
         ...
 
+    def suggest_features(
+        self,
+        job: str,
+        *,
+        events: int | None = ...,
+        newest: bool | None = ...,
+        wait: bool = True,
+        timeout_s: float = ...,
+        notify: Callable[[str], None] | None = None,
+    ) -> OperationEntry:
+        """Measure on a job's stream which crosses, counters and histories pay, which slots do not, and admission. A
+        process on the service's machine reads the events beside the job, at low priority; the job may run, and
+        nothing is changed. The result has what each costs or saves in rows, as `headrace suggest --json` prints
+        it."""
+        ...
+
     def list_operations(self, *, job: str | None = ...) -> list[OperationEntry]:
         """Operations, newest first. They are removed 7 days after their end."""
         ...
@@ -1423,6 +1439,16 @@ class AsyncServiceActions:
         wire: Wire | None = ...,
         spec: dict[str, Any] | None = ...,
         base: str | None = ...,
+        wait: bool = True,
+        timeout_s: float = ...,
+        notify: Callable[[str], None] | None = None,
+    ) -> OperationEntry: ...
+    async def suggest_features(
+        self,
+        job: str,
+        *,
+        events: int | None = ...,
+        newest: bool | None = ...,
         wait: bool = True,
         timeout_s: float = ...,
         notify: Callable[[str], None] | None = None,

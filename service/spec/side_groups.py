@@ -1,9 +1,10 @@
-"""Runs beside a job: they must not move what others see of the job, such as the positions of its Kafka group. Pure."""
+"""Runs beside a job: they must not move what others see of it, such as the positions of its Kafka group. Pure."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.service.spec.job import LoadedJob, job_of
 from headrace.trainer.config import TrainerJob
 
 
@@ -17,3 +18,8 @@ def with_own_groups(raw: Mapping[str, Any], job: TrainerJob, suffix: str) -> dic
     """`raw`, the spec of `job`, with such groups. A source with start = "group" starts at its beginning instead."""
     own = {name: {**raw["sources"][name], **each.beside(job.name, suffix)} for name, each in job.sources.items()}
     return {**raw, "sources": {**raw["sources"], **own}}
+
+
+def beside(job: LoadedJob, suffix: str) -> LoadedJob:
+    """The job with such groups."""
+    return job_of(with_own_groups(job.whole(), job.spec, suffix), job.folder)

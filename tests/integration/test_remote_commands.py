@@ -12,6 +12,8 @@ from headrace.service.auth.roles import Role
 from headrace.service.cli.main import cli
 from headrace.service.cluster.store import OUTPUT
 from headrace.service.jobs.output_files import OutputWriter
+from headrace.service.planning.event_sample import EventSample
+from headrace.service.planning.job_text import infer_job
 from headrace.service.python.rest_client import NotFound
 from tests.integration.served_host import served_host
 from tests.integration.test_run_processes import SPEC as RUNNING
@@ -127,6 +129,29 @@ def test_a_job_file_is_one_of_this_machine_whatever_the_environment_says(headrac
         headrace("commit", service.folder / "news.toml", "--url", service.url, HEADRACE_URL=None)
     with pytest.raises(SpecError, match="news: no such file"):
         headrace("commit", "news", HEADRACE_URL=None)
+
+
+@pytest.mark.long
+def test_a_service_measures_the_slots_of_a_job_as_the_job_file_alone(headrace, service):
+    data = service.folder / "data"
+    events = ({"user": f"u{n * 7 % 31}", "item": f"i{n % 9}", "click": int(n * 7 % 31 < 12)} for n in range(1500))
+    (data / "shown.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    job = data / "shown.toml"
+    job.write_text(infer_job(EventSample(data / "shown.jsonl", 1500), data).text)
+    headrace("submit", job, "--hold", "--name", "shown", "--base", data)
+    try:
+        words = ("--events", 1200, "--newest", "--json")
+        found = json.loads(headrace("suggest", "shown", *words, role=Role.OPERATOR))
+        assert found == json.loads(headrace("suggest", job, *words))
+        assert found["newest"] and found["samples"] == 1200 and found["slots"]["user"]["saved"] == 31
+        with pytest.raises(Refused, match="role operator"):
+            headrace("suggest", "shown", role=Role.VIEWER)
+        (data / "shown.jsonl").unlink()
+        (data / "shown.jsonl").symlink_to(service.folder / "service.toml")
+        with pytest.raises(SpecError, match="outside"):
+            headrace("suggest", "shown")
+    finally:
+        headrace("delete", "shown", "--yes")
 
 
 def test_a_token_is_in_no_error_and_no_output(headrace, service):

@@ -15,7 +15,8 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.cluster.child import Spawner
-from headrace.service.cluster.tuning import MAX_STARTS, Tuning
+from headrace.service.cluster.side_process import MAX_STARTS
+from headrace.service.cluster.tuning import Tuning
 from headrace.service.spec.job import load_job
 from headrace.trainer.tuning_status import TriedStatus, TuningStatus
 from tests.fakes.warm import warm_environment

@@ -386,9 +386,30 @@ def test_suggest_reads_the_stream_of_a_job_and_changes_nothing(tmp_path, capsys,
     assert set(found["slots"]) == {"user", "item", "item_step", "hour", "weekday"}
     assert found["slots"]["user"]["auc"] < 0 and not found["slots"]["user"]["drop"]
     assert list(found["admission"]) == ["2", "3", "5", "10"]
+    saved = [each["saved"] for each in found["admission"].values()]
+    assert saved == [found["rows"] - each["rows"] for each in found["admission"].values()] == sorted(saved)
     assert run(monkeypatch, "suggest", job) == 0
-    assert "AUC without it" in capsys.readouterr().out
+    assert "saves rows" in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_suggest_reads_the_newest_events_in_their_order(tmp_path, capsys, monkeypatch):
+    """The last 1,500 of four files, of which the first half says something else; the job reads one after another."""
+    job, new = tmp_path / "job.toml", list(ratings(1500))
+    old = [{**event, "liked": event["user"] % 2} for event in new]
+    for name, events in (("new.jsonl", new[4:]), ("all.jsonl", old + new)):
+        lines = [json.dumps(event) + "\n" for event in events]
+        (tmp_path / name).mkdir()
+        for part, begin in enumerate(range(0, len(lines), 750)):
+            (tmp_path / name / f"{part}.jsonl").write_text("".join(lines[begin : begin + 750]))
+    text = infer_job(EventSample(tmp_path / "new.jsonl" / "0.jsonl", 700), tmp_path).text
+    found = []
+    for name in ("new.jsonl", "all.jsonl"):
+        job.write_text(re.sub(r"paths = .*", f'paths = ["{name}/*.jsonl"]', text))
+        assert run(monkeypatch, "suggest", job, "--events", "1500", "--newest", "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["newest"] and found[0]["samples"] == 1496, "8 passes of 187"
+    assert found[0] == found[1]
 
 
 def test_a_measured_page_loads(tmp_path):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,15 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Segment
-from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
-from headrace.errors import BadInput, HeadraceError, SpecError
+from headrace.errors import HeadraceError, SpecError
 from headrace.secrets import with_secrets
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, WorkerConfig
 from headrace.trainer.journal.job_history import ReplayedPass
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.rank0.parts import OPEN_S, source_of
-from headrace.trainer.rank0.planner import PassRules, Planner, StreamEnded
+from headrace.trainer.rank0.parts import source_of
 from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.rank0.stream_excerpts import newest_plans, planned
 from headrace.trainer.spec.class_rules import label_bounds_of, masks_of
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.train.assembly import Trainer, open_trainer
@@ -51,8 +51,6 @@ MAX_KEPT_BYTES = 1 << 30
 MIN_PASSES = 2
 MIN_GAIN = 0.003
 """Least share of its loss by which the job as it is must be beaten; less may be chance, and gone later."""
-PLAN_S = 60.0
-"""Longest wait for the plan of a pass, of events that are there."""
 COMBINED = "the best together"
 
 log = logging.getLogger(__name__)
@@ -99,42 +97,10 @@ class KeptReader:
 
 def plans_of(config: WorkerConfig, job: TrainerJob, events: int, *, newest: bool) -> list[PassPlan]:
     """PASSES passes of the first `events` positions of the stream, or of its newest ones; fewer of a short stream."""
-    skipped: Mapping[str, int] = {}
+    open_source = partial(source_of, config, job, ())
     if newest:
-        source = source_of(config, job, ())
-        with closing(source):
-            waiting = sum(each.end - max(each.begin, each.start) for each in source.partitions(Deadline.after(OPEN_S)))
-        if waiting > events:
-            (before,) = _planned(config, job, waiting - events, 1, {})
-            skipped = before.positions()
-    return _planned(config, job, max(1, events // PASSES), PASSES, skipped)
-
-
-def _planned(
-    config: WorkerConfig, job: TrainerJob, events: int, passes: int, positions: Mapping[str, int]
-) -> list[PassPlan]:
-    """The next passes of so many events each, as a job of one trainer plans them."""
-    cut = job.passes.model_copy(update={"max_events": events, "cut": "count"})
-    rules = PassRules(
-        cut,
-        1,
-        learn_until=job.train.learn_until,
-        ends_after=events * passes,
-        sources=SourceSet(job.sources),
-        merged=job.join is not None,
-    )
-    found: list[PassPlan] = []
-    with closing(Planner(source_of(config, job, ()), rules)) as planner:
-        for number in range(1, passes + 1):
-            planner.request(number, positions, sum(each.num_positions for each in found))
-            answer = planner.take(PLAN_S)
-            if answer is None:
-                raise BadInput(f"the stream gave no plan of {events:,} events within {PLAN_S:g} s")
-            if isinstance(answer, StreamEnded):
-                break
-            found.append(answer)
-            positions = {**positions, **answer.positions()}
-    return found
+        return newest_plans(open_source, job, events, PASSES, job.train.learn_until)
+    return planned(open_source, job, max(1, events // PASSES), PASSES, {}, job.train.learn_until)
 
 
 def kept_passes(config: WorkerConfig, job: TrainerJob, plans: Iterable[PassPlan]) -> list[KeptPass]:

@@ -1,0 +1,79 @@
+"""Excerpts of a stream for those who read beside its job: its first or its newest events, cut as the job cuts them.
+
+Nothing is logged.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Source
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import PassRules, Planner, StreamEnded
+
+PLAN_S = 60.0
+"""Longest wait for an answer of a source, and for the plan of a pass, of events that are there."""
+
+OpenSource = Callable[[], Source]
+
+
+def planned(
+    open_source: OpenSource,
+    job: TrainerJob,
+    events: int,
+    passes: int,
+    positions: Mapping[str, int],
+    learn_until: int | None = None,
+) -> list[PassPlan]:
+    """The next passes of so many events each, as a job of one trainer plans them; fewer of a short stream.
+
+    Its sources have Kafka groups of their own: their positions move.
+    """
+    rules = PassRules(
+        job.passes.model_copy(update={"max_events": events, "cut": "count"}),
+        1,
+        learn_until=learn_until,
+        ends_after=events * passes,
+        sources=SourceSet(job.sources),
+        merged=job.join is not None,
+    )
+    found: list[PassPlan] = []
+    with closing(Planner(open_source(), rules)) as planner:
+        for number in range(1, passes + 1):
+            planner.request(number, positions, sum(each.num_positions for each in found))
+            answer = planner.take(PLAN_S)
+            if answer is None:
+                raise BadInput(f"the stream gave no plan of {events:,} events within {PLAN_S:g} s")
+            if isinstance(answer, StreamEnded):
+                break
+            found.append(answer)
+            positions = {**positions, **answer.positions()}
+    return found
+
+
+def newest_plans(
+    open_source: OpenSource, job: TrainerJob, events: int, passes: int, learn_until: int | None = None
+) -> list[PassPlan]:
+    """So many passes of one length of the newest `events` positions of the stream, or of all where it has no more."""
+    with closing(open_source()) as source:
+        there = source.partitions(Deadline.after(PLAN_S))
+    total = sum(each.end - max(each.begin, each.start) for each in there)
+    length = max(1, min(events, total) // passes)
+    skipped = _after(open_source, job, total - length * passes)
+    return planned(open_source, job, length, passes, skipped, learn_until)
+
+
+def _after(open_source: OpenSource, job: TrainerJob, left: int) -> dict[str, int]:
+    """The positions, by partition, behind the first `left` ones of the stream."""
+    positions = dict[str, int]()
+    while left > 0:  # a pass ends where another source has its turn
+        plans = planned(open_source, job, left, 1, positions)
+        skipped = sum(each.num_positions for each in plans)
+        if not skipped:
+            break
+        left -= skipped
+        positions |= plans[0].positions()
+    return positions
