@@ -32,7 +32,7 @@ from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.service.planning.training_facts import use_of_children
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.rank0.stream_excerpts import newest_plans
+from headrace.trainer.rank0.stream_excerpts import await_events, newest_plans
 from headrace.trainer.spec.class_rules import masks_of
 
 # How the number of distinct ids grows with the stream: Heaps' law, fitted to counts of a sample. Pure.
@@ -125,8 +125,6 @@ def _once(ratio: float) -> float:
 
 OPEN_S = 60.0
 """Longest time for an answer of a source."""
-WAIT_S, POLL_S = 60.0, 0.1
-"""Longest wait for a stream with too few events, and the pause between two looks."""
 STEP = math.sqrt(2)
 """Ids are counted each time that the events have grown by this factor."""
 FIRST_EVENTS = 256
@@ -280,21 +278,11 @@ def read_blocks(
         if newest:
             blocks: Iterable[Sequence[Segment]] = (each.segments[0] for each in plans)
         else:
-            blocks = _blocks(_await_events(source, num_events, Deadline.after(WAIT_S)), num_events)
+            blocks = _blocks(await_events(source, num_events), num_events)
         for number, segments in enumerate(blocks):
             yield reader.read(number, segments, tally)
     finally:
         reader.close()
-
-
-def _await_events(source: Source, num_events: int, deadline: Deadline) -> Sequence[Partition]:
-    """The partitions, once they have so many positions, or will have no more, or the deadline has passed."""
-    while True:
-        partitions = source.partitions(Deadline.after(OPEN_S))
-        there = sum(each.end - max(each.start, each.begin) for each in partitions)
-        if there >= num_events or all(each.final for each in partitions) or deadline.passed():
-            return partitions
-        time.sleep(POLL_S)
 
 
 def _blocks(partitions: Sequence[Partition], num_events: int) -> Iterator[list[Segment]]:

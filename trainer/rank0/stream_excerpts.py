@@ -3,11 +3,12 @@
 Nothing is logged.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from headrace.dataset.spec.source_set import SourceSet
-from headrace.dataset.stream.source import Source
+from headrace.dataset.stream.source import Partition, Source
 from headrace.deadline import Deadline
 from headrace.errors import BadInput
 from headrace.trainer.config import TrainerJob
@@ -17,7 +18,24 @@ from headrace.trainer.rank0.planner import PassRules, Planner, StreamEnded
 PLAN_S = 60.0
 """Longest wait for an answer of a source, and for the plan of a pass, of events that are there."""
 
+WAIT_S, POLL_S = 60.0, 0.1
+"""Longest wait for a stream with too few events, and the pause between two looks."""
+
 OpenSource = Callable[[], Source]
+
+
+def await_events(source: Source, events: int) -> Sequence[Partition]:
+    """The partitions, once they have so many positions, or will have no more, or WAIT_S have passed."""
+    deadline = Deadline.after(WAIT_S)
+    while True:
+        partitions = source.partitions(Deadline.after(PLAN_S))
+        if _positions(partitions) >= events or all(each.final for each in partitions) or deadline.passed():
+            return partitions
+        time.sleep(POLL_S)
+
+
+def _positions(partitions: Sequence[Partition]) -> int:
+    return sum(each.end - max(each.start, each.begin) for each in partitions)
 
 
 def planned(
@@ -59,8 +77,7 @@ def newest_plans(
 ) -> list[PassPlan]:
     """So many passes of one length of the newest `events` positions of the stream, or of all where it has no more."""
     with closing(open_source()) as source:
-        there = source.partitions(Deadline.after(PLAN_S))
-    total = sum(each.end - max(each.begin, each.start) for each in there)
+        total = _positions(await_events(source, events))
     length = max(1, min(events, total) // passes)
     skipped = _after(open_source, job, total - length * passes)
     return planned(open_source, job, length, passes, skipped, learn_until)
