@@ -5,14 +5,12 @@ logit, and no other part of the model sees them.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.config import OF_ROWS, TableSection
-from headrace.secrets import secrets_of, without_secrets
-from headrace.service.spec.job import JobFile, LoadedJob
+from headrace.service.spec.job import LoadedJob, with_raw
 from headrace.service.spec.tuned_settings import is_set, with_keys
 from headrace.trainer.cross_config import CROSSES, CrossChoice
 from headrace.trainer.spec.defaults import may_follow_events, rows_learn
@@ -50,8 +48,7 @@ def under_crosses(job: LoadedJob, chosen: Mapping[str, Any] | None) -> LoadedJob
         whole["slots"] = [*whole["slots"], {"name": CROSSES, "table": CROSSES, "pairs": pairs}]
         tables = whole.get("tables") or {"default": {}}
         whole["tables"] = {**tables, CROSSES: {**_table(job, schema), **tables.get(CROSSES, {})}}
-    spec = validate(JobFile, whole)
-    return replace(job, spec=spec, raw=without_secrets(whole), secrets=secrets_of(whole))
+    return with_raw(job, whole)
 
 
 def _table(job: LoadedJob, schema: Schema) -> dict[str, Any]:

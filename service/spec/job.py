@@ -116,6 +116,13 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
 
 
+def with_raw(job: LoadedJob, whole: Mapping[str, Any]) -> LoadedJob:
+    """The job that `whole`, a text of its file with secrets, describes in the same folder. Raises SpecError."""
+    spec = validate(JobFile, whole)
+    changed = replace(job, spec=spec, raw=without_secrets(whole), secrets=secrets_of(whole))
+    return with_defaults(changed, spec.defaults or NEWEST_DEFAULTS)
+
+
 def check_elastic(spec: JobFile) -> None:
     """Raise SpecError for an elastic number of trainers where another number is another division of the model."""
     if spec.cluster.elastic is not None and spec.dense.strategy == "pipeline":

@@ -5,14 +5,12 @@ Only keys that the job file leaves out are tried. Values are multiples of the de
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from headrace.config import set_key, validate
 from headrace.errors import SpecError
 from headrace.pserver.config import OF_ROWS, TableSection
-from headrace.secrets import secrets_of, without_secrets
-from headrace.service.spec.job import JobFile, LoadedJob
+from headrace.service.spec.job import LoadedJob, with_raw
 from headrace.trainer.spec.defaults import may_follow_events
 
 Keys = Mapping[str, Any]
@@ -40,8 +38,7 @@ def under_choice(job: LoadedJob, chosen: Mapping[str, Any] | None) -> LoadedJob:
     whole = with_keys(whole, holds)
     refused = [path for path in holds if path.endswith(".in_batch") and not _may_follow_events(job, whole, path)]
     whole = with_keys(whole, dict.fromkeys(refused, False))
-    spec = validate(JobFile, whole)
-    return replace(job, spec=spec, raw=without_secrets(whole), secrets=secrets_of(whole))
+    return with_raw(job, whole)
 
 
 def _holds(job: LoadedJob, path: str, best: Keys) -> bool:

@@ -55,6 +55,8 @@ def test_the_choice_holds_for_the_life_of_the_job(whole):
     slots = [*load_job(path).raw["slots"], {"name": "crosses", "table": "crosses", "pairs": [["a", "b"]]}]
     by_hand = headrace(path, f"slots={toml(slots)}", table, store="by-hand", timeout_s=400)
     assert by_hand.report["digest"] == run.report["digest"]
+    on_shards = headrace(path, "cluster={trainers=1, shards=2}", store="on-shards", timeout_s=400)
+    assert on_shards.report["digest"] == run.report["digest"]
     plain = headrace(path, "crosses.choose=off", store="plain", timeout_s=400)
     assert plain.report["digest"] != run.report["digest"]
     assert not (path.parent / "plain" / "crosses.json").exists()

@@ -81,6 +81,7 @@ def test_chosen_pairs_are_first_order_weights_of_one_more_slot():
     assert table["dim"] == 0
     assert table["first_order_optimizer"] == rows_learn(3)["first_order_optimizer"] | {"lr": 0.24}
     assert job.full["tables"]["default"] == before.full["tables"]["default"]
+    assert job.spec.tables["default"] == before.spec.tables["default"], "shards get the table as trainers do"
     assert job.full["crosses"]["chosen"] == CHOSEN
     assert "crosses" not in before.full, "specs are written as before there were any"
 

@@ -49,11 +49,12 @@ def test_a_status_of_a_running_job_names_the_straggler():
 
 
 def test_the_live_page_names_the_straggler():
-    from headrace.service.ui.job_stream import StreamPart
+    from headrace.service.ui.job_stream import StreamPart, TimeSpan
     from headrace.service.ui.recorder import Recorder
 
     async def shown(straggler):
-        StreamPart("news", Recorder(None)).refresh({"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}})
+        part = StreamPart("news", Recorder(None), TimeSpan())
+        part.refresh({"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}})
 
     assert STRAGGLER["text"] in labels_of(partial(shown, STRAGGLER))
     assert STRAGGLER["text"] not in labels_of(partial(shown, None))

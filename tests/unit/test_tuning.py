@@ -104,6 +104,8 @@ def test_a_choice_holds_where_the_file_sets_nothing():
     chosen = {"tried": [{"name": "best", "keys": {"train.batch_size": 128, "tables.default.dim": 9}}]}
     assert under_choice(free_job(), chosen).spec.train.batch_size == 128
     assert under_choice(free_job(), chosen).full["tables"]["default"]["dim"] == 9
+    tables = under_choice(free_job(), chosen).spec.tables
+    assert tables["default"].optimizer == free_job().spec.tables["default"].optimizer, "shards get it as trainers do"
     assert under_choice(job(), chosen).spec.train.batch_size == 64
     assert under_choice(job(), None).spec == job().spec
     again = under_choice(under_choice(free_job(), chosen), chosen)
