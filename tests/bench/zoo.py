@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.service.cluster.tuning import words_of_crosses
+from headrace.service.monitor.lines import crosses_text
 from headrace.service.planning.cross_choice import choice_of
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import job_of
+from headrace.trainer.job_status import read
 from headrace.trainer.metrics.halves import StreamHalves
 from headrace.trainer.metrics.samples import row_type
+from headrace.trainer.tuning_status import ChosenCrossesStatus
 from tests.bench.linear import FieldAware, Flat, Learnt, Linear
 from tests.bench.model_figures import PAGE, Changes, merge, trained, write_between
 from tests.bench.peers import PEERS, is_installed
@@ -87,9 +89,9 @@ class Zoo:
         merge(raw, {**changes, "slots": slots})
         reader, job = self.streams.reader(stream), job_of(raw, self._folder)
         if crosses and chooses(job):
-            choice = choice_of(job.spec, reader.samples)
-            raw = under_crosses(job, choice.model_dump(mode="json")).raw
-            print(stream, words_of_crosses(choice), file=sys.stderr)
+            choice = choice_of(job.spec, reader.samples).model_dump(mode="json")
+            raw = under_crosses(job, choice).raw
+            print(stream, crosses_text(read(ChosenCrossesStatus, choice)), file=sys.stderr)
         return trained(self.streams.config(raw), reader)
 
     def learner(self, stream: str, learner: Any) -> dict[str, Any]:

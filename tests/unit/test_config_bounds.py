@@ -27,6 +27,8 @@ SECTIONS_BESIDE_CONFIG = (
     "headrace.trainer.exports.exporter_process",
     "headrace.dataset.__main__",
     "headrace.service.kubernetes.pod_settings",
+    "headrace.service.planning.cross_choice",
+    "headrace.service.planning.job_features",
     "headrace.service.predict.evaluator",
 )
 BODIES = (
@@ -55,6 +57,10 @@ FREE = {
     "PredictionRequest.spec": "checked as a spec",
     "WorkerConfig.job": "checked as a spec",
     "WorkerConfig.secrets": "parts of that spec",
+    "ChoiceConfig.job": "checked as a spec",
+    "ChoiceConfig.secrets": "parts of that spec",
+    "SuggestConfig.job": "checked as a spec",
+    "SuggestConfig.secrets": "parts of that spec",
     "EvaluatorConfig.spec": "checked as a spec",
     "PredictWorker.job": "checked as a spec",
     "PredictWorker.uploaded": "read as the manifest of a commit",

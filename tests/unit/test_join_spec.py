@@ -48,7 +48,7 @@ def test_a_join_has_a_table_of_its_own_on_the_shards(load):
         ('window = "60s"', 'window = "60s"\nlearn = "never"', "join.learn"),
         ("max_sample_bytes = 64", "max_sample_bytes = 63", "join.max_sample_bytes"),
         ("max_sample_bytes = 64", "max_sample_bytes = 16001", "join.max_sample_bytes"),
-        ("[join]", HISTORY, "join: slot 'past' is filled by the job, and a job with a join"),
+        ("[join]", HISTORY, "join: slot 'past' is filled from earlier samples, and a job with a join"),
         ('max_ahead = "1h"', 'max_ahead = "0s"', "join.max_ahead"),
         ('max_ahead = "1h"', 'max_ahead = "59m"', "join.max_ahead: is 3540 s, less than passes.max_skew = 3600 s"),
         ("[tables.default]", f"[tables.{JOIN_TABLE}]\n[tables.default]", f"tables.{JOIN_TABLE}"),
