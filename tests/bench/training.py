@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from headrace.config import parse_value
 from headrace.trainer.config import WorkerConfig
@@ -93,7 +92,8 @@ def train(
                 closes.append((time.perf_counter(), time.process_time(), progress.num_samples))
 
             progress.closed = note
-            with torch.profiler.profile() if profiled else nullcontext() as profile:
+            # torch is loaded by the trainer, which says first how its threads wait
+            with sys.modules["torch"].profiler.profile() if profiled else nullcontext() as profile:
                 trainer.loop.run()
             life = trainer.parts.observer.report()["life"]["click"]
             spent_s = progress.spent.seconds()
@@ -108,8 +108,8 @@ def train(
         }
 
 
-def profile_of(profile: torch.profiler.profile, steps: int) -> dict[str, float]:
-    """By step, of a GPU's time and of the calls that wait for it; and the operations of torch."""
+def profile_of(profile: Any, steps: int) -> dict[str, float]:
+    """Of torch.profiler.profile: by step, a GPU's time, the calls that wait for it, and the operations of torch."""
     events = profile.key_averages()
     waits = sum(each.count for each in events if "Synchronize" in each.key)
     kernels_ms = sum(each.self_device_time_total for each in events) / 1e3
