@@ -16,17 +16,18 @@ from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute
 from headrace.service.api.schemas import RequestBody, shown_by
 from headrace.service.cluster.child import Spawner
-from headrace.service.cluster.side_process import config_beside, run_beside
+from headrace.service.cluster.side_process import run_beside
 from headrace.service.jobs.background import in_background
 from headrace.service.jobs.operation_queue import Operation
+from headrace.service.spec.side_config import RESULT, config_beside
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 
 SUGGEST_S = 1800.0
 """Longest time for one measurement."""
 LOOK_S = 0.1
-MODULE, FOUND = "headrace.service.planning.job_features", "found.json"
-"""The process, and its file; a service that is not asked loads none of it."""
+MODULE = "headrace.service.planning.job_features"
+"""The process; a service that is not asked loads none of it."""
 
 
 class SuggestRequest(RequestBody):
@@ -60,6 +61,6 @@ def suggest_features(call: ActionCall, asked: SuggestRequest | None = None) -> O
             found = private / "found"
             more = asked.model_dump()
             run_beside(MODULE, lambda to: config_beside(job, to, **more), found, private, job, Spawner(), look)
-            return documents.read_object(found / FOUND)
+            return documents.read_object(found / RESULT)
 
     return call.start("suggest", "measuring slots on the job's stream", SUGGEST_S, work)

@@ -18,11 +18,6 @@ MAX_STARTS = 4
 """Most starts of the process; one that is killed so often is given up."""
 
 
-def config_beside(job: LoadedJob, folder: Path, **more: Any) -> Mapping[str, Any]:
-    """The configuration of a process beside the job, as JSON: the job, `folder` for its files, and more."""
-    return {"job": job.raw, "secrets": job.secrets, "folder": str(job.folder), "store": str(folder), **more}
-
-
 def run_beside(
     module: str,
     config: Callable[[Path], Mapping[str, Any]],

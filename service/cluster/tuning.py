@@ -31,13 +31,14 @@ from headrace.service.cluster.generation_plans import GenerationPlans
 from headrace.service.cluster.job_runner import JobRunner, StopRequestedWithin
 from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
-from headrace.service.cluster.side_process import config_beside, run_beside
+from headrace.service.cluster.side_process import run_beside
 from headrace.service.cluster.store import CROSSED, TUNED, TUNING
 from headrace.service.cluster.store_defaults import newest_spec
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.monitor.lines import crosses_text
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.side_config import RESULT, config_beside
 from headrace.service.spec.side_groups import beside, with_own_groups
 from headrace.service.spec.tuned_settings import AS_IT_IS, Keys, settings_to_try, under_choice, with_keys
 from headrace.trainer.job_status import read
@@ -49,8 +50,6 @@ SUFFIX = "-tuning"
 SAMPLES = "samples"
 MAX_KEPT_BYTES = 8 << 30
 """Most bytes of samples that the trials of a job with a join keep in files; others keep theirs in memory."""
-CHOICE = "choice.json"
-"""File with the choice of crosses."""
 LEFT_OUT = ("exports", "predict", "evaluator", "guards", "cluster", "tuning")
 """Sections of the job that trials lack."""
 OPEN_S = 60.0
@@ -242,7 +241,7 @@ def _crossed(
     except SpecError as error:
         on_line(LAUNCHER, f"no crosses are chosen: {error}")
         return job
-    choice = documents.read_object(folder / CHOICE)
+    choice = documents.read_object(folder / RESULT)
     with writing(job.store / CROSSED):
         write_whole(REAL, job.store / CROSSED, json.dumps(choice).encode())  # 2
     words = crosses_text(read(ChosenCrossesStatus, choice))

@@ -1,9 +1,9 @@
-"""Chooses the crosses of a new job: `python -m headrace.service.planning.cross_choice --config FILE`, a ChoiceConfig.
+"""Chooses the crosses of a new job: `python -m headrace.service.planning.cross_choice --config FILE`, a SideConfig.
 
 A linear model learns the first samples of the stream; each pair of sparse slots is then learnt beside its predictions.
 Of those by which the loss of later samples falls by more than chance, the best one is taken, then the best one beside
 it, and so on. Every sample is predicted before it is learnt. No clock takes part, so that a repetition chooses the
-same. service.cluster.tuning starts the process, and reads CHOICE in its folder.
+same. service.cluster.tuning starts the process, and reads RESULT in its folder.
 
 Shapes: B samples, E events, F events of the second half.
 """
@@ -15,27 +15,22 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from headrace import worker_process
-from headrace.config import Section
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
-from headrace.durable import REAL, write_whole, writing
 from headrace.errors import BadInput
-from headrace.secrets import with_secrets
 from headrace.service.planning.feature_columns import IdColumn, of_cross, of_numbers, of_signs
 from headrace.service.planning.feature_worth import FeatureBench, Progress, SampleFacts
 from headrace.service.planning.stream_facts import read_blocks
-from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.side_config import SideConfig
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.cross_config import ChosenPair, CrossChoice
 
-CHOICE = "choice.json"
-"""File with the choice."""
 PAIR_RATES = (0.1, 0.3)
 """Steps of the learner that are tried for pairs: one whose ids are many learns by short ones."""
 CHANCE = 0.01
@@ -52,18 +47,6 @@ MAX_SLOTS = 64
 """Sparse slots that are crossed: the first ones."""
 MAX_VALUES = 8_000_000
 """Most ids and numbers in memory; the samples end there."""
-
-
-class ChoiceConfig(Section):
-    """Configuration of the process that chooses crosses, written by the launcher as JSON."""
-
-    job: dict[str, Any]
-    """The job, without secrets."""
-    secrets: dict[str, Any] = {}
-    folder: Path
-    """Of the job."""
-    store: Path
-    """Folder for CHOICE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +163,10 @@ def first_samples(job: LoadedJob) -> Samples:
 
 def start(path: Path) -> None:
     """Read the configuration, choose, and write the choice."""
-    config = worker_process.config_of(path, ChoiceConfig)
+    config = worker_process.config_of(path, SideConfig)
     worker_process.begin("crosses")
-    job = job_of(with_secrets(config.job, config.secrets), config.folder)
-    choice = choice_of(job.spec, first_samples(job))
-    with writing(config.store / CHOICE):
-        write_whole(REAL, config.store / CHOICE, choice.model_dump_json().encode())
+    job = config.loaded()
+    config.write(choice_of(job.spec, first_samples(job)).model_dump_json().encode())
 
 
 def main() -> None:

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from headrace import worker_process
-from headrace.config import PositiveCount, Section
+from headrace.config import PositiveCount
 from headrace.dataset.features.pair_columns import pair_column
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.config import ColumnsPipe
 from headrace.dataset.spec.schema import Schema, Slot
-from headrace.durable import REAL, write_whole, writing
 from headrace.errors import BadInput, SpecError
-from headrace.secrets import with_secrets
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.planning.feature_columns import (
     IdColumn,
@@ -33,30 +31,22 @@ from headrace.service.planning.feature_columns import (
 from headrace.service.planning.feature_worth import Feature, FeatureWorth, Gain, SampleFacts, entry_of, find_features
 from headrace.service.planning.stream_facts import read_blocks
 from headrace.service.planning.sweep_settings import toml_value
-from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.side_config import SideConfig
 from headrace.service.spec.side_groups import beside
 from headrace.trainer.predict.background import lower_priority
 
 SUFFIX = "-suggest"
 """Of the Kafka groups of a measurement."""
-FOUND = "found.json"
-"""File with the `Suggestions.message`."""
 MAX_SAMPLES = 200_000
 """Most samples that are measured."""
 MAX_VALUES = 8_000_000
 """Most ids and numbers in memory; the sample ends there."""
 
 
-class SuggestConfig(Section):
-    """Configuration of the process, written by the service as JSON."""
+class SuggestConfig(SideConfig):
+    """Configuration of the process, whose RESULT is a `Suggestions.message`."""
 
-    job: dict[str, Any]
-    """The job, without secrets."""
-    secrets: dict[str, Any] = {}
-    folder: Path
-    """Of the job."""
-    store: Path
-    """Folder for FOUND."""
     events: PositiveCount
     newest: bool
 
@@ -241,10 +231,8 @@ def start(path: Path) -> None:
     config = worker_process.config_of(path, SuggestConfig)
     worker_process.begin("suggest")
     lower_priority()
-    job = job_of(with_secrets(config.job, config.secrets), config.folder)
-    found = suggest_features(job, config.events, newest=config.newest)
-    with writing(config.store / FOUND):
-        write_whole(REAL, config.store / FOUND, json.dumps(found.message()).encode())
+    found = suggest_features(config.loaded(), config.events, newest=config.newest)
+    config.write(json.dumps(found.message()).encode())
 
 
 def main() -> None:
