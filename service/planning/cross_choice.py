@@ -11,7 +11,7 @@ Shapes: B samples, E events, F events of the second half.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
@@ -25,7 +25,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
 from headrace.service.planning.feature_columns import IdColumn, of_cross, of_numbers, of_signs
 from headrace.service.planning.feature_worth import FeatureBench, Progress, SampleFacts
-from headrace.service.planning.stream_facts import read_blocks
+from headrace.service.planning.stream_facts import gathered, read_blocks
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.side_config import SideConfig
 from headrace.trainer.config import TrainerJob
@@ -145,20 +145,11 @@ def _in_turn(
 def first_samples(job: LoadedJob) -> Samples:
     """The first samples of the job's stream, as far as a choice takes them. Raises SpecError, BadInput, as a source."""
     most, tally = job.spec.crosses.events, PassTally()
-    parts, num_samples, num_values, num_events = list[Samples](), 0, 0, 0
     with closing(read_blocks(job, most, tally)) as blocks:
-        for part in (part for block in blocks for part in block if len(part)):
-            event_B = num_events + np.cumsum(np.append(0, np.diff(part.event_B) != 0))
-            parts.append(replace(part, event_B=event_B))
-            num_events = int(event_B[-1]) + 1
-            num_samples += len(part)
-            num_values += sum(len(each.values_N) for each in part.sparse.values())
-            num_values += sum(each.size for each in part.dense.values())
-            if num_samples >= most or num_values >= MAX_VALUES:
-                break
-    if not parts:
+        samples = gathered(([part] for block in blocks for part in block), most, MAX_VALUES)
+    if samples is None:
         raise BadInput(f"the stream gave no sample: {tally.num_events:,} events")
-    return Samples.concat(parts)
+    return samples
 
 
 def start(path: Path) -> None:

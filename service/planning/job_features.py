@@ -29,7 +29,7 @@ from headrace.service.planning.feature_columns import (
     of_signs,
 )
 from headrace.service.planning.feature_worth import Feature, FeatureWorth, Gain, SampleFacts, entry_of, find_features
-from headrace.service.planning.stream_facts import read_blocks
+from headrace.service.planning.stream_facts import gathered, read_blocks
 from headrace.service.planning.sweep_settings import toml_value
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.side_config import SideConfig
@@ -165,11 +165,11 @@ def measure_job(
     if task is None or spec.join is not None:
         what = "its labels come from a join" if task else 'no task has loss = "bce"'
         raise SpecError(f"features cannot be measured: {what}", "join" if task else "tasks")
-    samples, event_B = _read(job, num_events, tally, newest=newest)
+    samples = _read(job, num_events, tally, newest=newest)
     label_B = samples.meta[task.label].astype(np.float64)
     kept_B = np.flatnonzero((label_B >= 0) & (label_B <= 1))
-    samples, event_B, label_B = samples.take(kept_B), event_B[kept_B], label_B[kept_B]
-    end_E = np.flatnonzero(np.append(np.diff(event_B) != 0, len(event_B) > 0)) + 1
+    samples, label_B = samples.take(kept_B), label_B[kept_B]
+    end_E = np.flatnonzero(np.append(np.diff(samples.event_B) != 0, len(kept_B) > 0)) + 1
     facts = SampleFacts(label_B, end_E, samples.time_s_B)
     columns = _columns(schema, samples, facts)
     tried = [Feature("ids", tuple(of), {"name": name}, columns.pop(name)) for name, of in (ids or {}).items()]
@@ -177,28 +177,13 @@ def measure_job(
     return find_features(facts, columns, task.label, ids=tried, doubted=doubted, crosses=crosses), tally
 
 
-def _read(
-    job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool
-) -> tuple[Samples, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The samples, and the number of each one's event."""
-    parts, events, num_events_before, num_samples, num_values = [], [], 0, 0, 0
+def _read(job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool) -> Samples:
     with closing(read_blocks(job, num_events, tally, newest=newest)) as blocks:
-        for block in blocks:
-            for part in block:
-                if not len(part):
-                    continue
-                parts.append(part)
-                events.append(num_events_before + np.cumsum(np.append(0, np.diff(part.event_B) != 0)))
-                num_events_before = int(events[-1][-1]) + 1
-                num_samples += len(part)
-                num_values += sum(len(each.values_N) for each in part.sparse.values())
-                num_values += sum(each.size for each in part.dense.values())
-            if num_samples >= MAX_SAMPLES or num_values >= MAX_VALUES:
-                break
-    if not parts:
+        samples = gathered(blocks, MAX_SAMPLES, MAX_VALUES)
+    if samples is None:
         rejected = sum(tally.rejected.values())
         raise BadInput(f"the stream gave no sample: {tally.num_events:,} events, {rejected} rejected")
-    return Samples.concat(parts), np.concatenate(events)
+    return samples
 
 
 def _columns(schema: Schema, samples: Samples, facts: SampleFacts) -> dict[str, IdColumn]:

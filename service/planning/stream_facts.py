@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,6 +283,23 @@ def read_blocks(
             yield reader.read(number, segments, tally)
     finally:
         reader.close()
+
+
+def gathered(blocks: Iterable[Iterable[Samples]], max_samples: int, max_values: int) -> Samples | None:
+    """The samples of blocks, up to the block that reaches a bound, their events numbered through; None: no sample."""
+    parts, num_events, num_samples, num_values = list[Samples](), 0, 0, 0
+    for block in blocks:
+        for part in block:
+            if len(part):
+                event_B = num_events + np.cumsum(np.append(0, np.diff(part.event_B) != 0))
+                parts.append(replace(part, event_B=event_B))
+                num_events = int(event_B[-1]) + 1
+                num_samples += len(part)
+                num_values += sum(len(each.values_N) for each in part.sparse.values())
+                num_values += sum(each.size for each in part.dense.values())
+        if num_samples >= max_samples or num_values >= max_values:
+            break
+    return Samples.concat(parts) if parts else None
 
 
 def _blocks(partitions: Sequence[Partition], num_events: int) -> Iterator[list[Segment]]:
