@@ -1,6 +1,5 @@
 """/v1/jobs/{job}/log, /output, /deadletters: a job's log, the output of its processes, and its rejected events."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
@@ -16,7 +15,7 @@ from headrace.service.api.problems import http_error
 from headrace.service.api.schemas import JobName, Page, Paged, ResponseBody, cut, encoded, number_after, page
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store import LETTERS
-from headrace.service.history.dead_letters import LETTERS_FILE, is_plain, letter_files, newest_letters
+from headrace.service.history.dead_letters import LETTERS_FILE, RejectedEvent, is_plain, letter_files, newest_letters
 from headrace.service.history.log_text import RecordLine, good_records, log_lines
 from headrace.service.jobs.host import LineFilter, LineLevel
 
@@ -68,24 +67,6 @@ class LettersFile(ResponseBody):
     rank: int
     bytes: int
     written: datetime
-
-
-class RejectedEvent(ResponseBody):
-    """A rejected event."""
-
-    pass_number: int
-    rank: int
-    partition: str
-    position: int
-    line: int | None
-    """Its line among those that the pipe command printed for the segment; null where there is none."""
-    reason: str
-    detail: str
-    """Its fault in words; empty where pipe.dead_letters.keep_bytes is false."""
-    text: str | None
-    """The event as text, its first 4,096 characters; null where its bytes are not kept."""
-    bytes: int | None
-    """Its whole size."""
 
 
 class RejectedEvents(ResponseBody):
@@ -201,7 +182,7 @@ def rejected(
     They come from the files of dead letters: the newest of each file, so of a pass with very many not all.
     """
     folder = check_no_link(statuses.job(job).store / LETTERS)
-    return RejectedEvents(items=[RejectedEvent(**asdict(each)) for each in newest_letters(folder, last, reason)])
+    return RejectedEvents(items=newest_letters(folder, last, reason))
 
 
 @router.get(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as described
 
 from headrace.printable import printable
 
@@ -32,19 +34,21 @@ class LettersOfPass:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A rejected event; its texts are safe to show."""
+@described(frozen=True, slots=True, config=ConfigDict(use_attribute_docstrings=True))
+class RejectedEvent:
+    """A rejected event."""
 
     pass_number: int
     rank: int
     partition: str
     position: int
     line: int | None
+    """Its line among those that the pipe command printed for the segment; null where there is none."""
     reason: str
     detail: str
+    """Its fault in words; empty where pipe.dead_letters.keep_bytes is false."""
     text: str | None
-    """At most MAX_TEXT characters of the event; None where its bytes are not kept."""
+    """The event as text, its first 4,096 characters; null where its bytes are not kept."""
     bytes: int | None
     """Its whole size."""
 
@@ -67,9 +71,9 @@ def letter_files(folder: Path) -> list[LettersOfPass]:
     return [LettersOfPass(path, int(match[1]), int(match[2])) for path, match in found]
 
 
-def newest_letters(folder: Path, most: int, reason: str | None = None) -> list[DeadLetter]:
+def newest_letters(folder: Path, most: int, reason: str | None = None) -> list[RejectedEvent]:
     """At most `most` dead letters, all or those of one reason, the newest first."""
-    found: list[DeadLetter] = []
+    found: list[RejectedEvent] = []
     for file in reversed(letter_files(folder)[-MAX_FILES:]):
         lines = list(_read(file, reason))[-(most - len(found)) :]
         found += [_letter(file, line) for line in reversed(lines)]
@@ -105,9 +109,9 @@ def _read(file: LettersOfPass, reason: str | None) -> Iterator[_Line]:
             yield found
 
 
-def _letter(file: LettersOfPass, line: _Line) -> DeadLetter:
+def _letter(file: LettersOfPass, line: _Line) -> RejectedEvent:
     data = _event(line.bytes)
-    return DeadLetter(
+    return RejectedEvent(
         pass_number=file.pass_number,
         rank=file.rank,
         partition=printable(line.partition),
