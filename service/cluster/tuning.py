@@ -153,10 +153,10 @@ def tune_first(
         def show(status: TuningStatus) -> None:
             runner.tuning = replace(status, crosses=_shown_crosses(tuned))
 
+        chooser = _Chooser(private, starter, stop_requested_within, show, on_line)
         try:
-            tuned = _crossed(job, private, starter, stop_requested_within, show, on_line)
-            if _tunes(tuned):
-                tuned = _tuned(tuned, private, starter, stop_requested_within, show, on_line)
+            tuned = chooser.crossed(job)
+            tuned = chooser.tuned(tuned)
         except TuningStopped as error:
             return RunOutcome(ExitCode.DRAINED, str(error))
         finally:
@@ -185,68 +185,68 @@ def _shown_crosses(job: LoadedJob) -> ChosenCrossesStatus | None:
     return read(ChosenCrossesStatus, choice.model_dump(mode="json"))
 
 
-def _tuned(
-    job: LoadedJob,
-    private: Path,
-    starter: Starter,
-    stop_requested_within: StopRequestedWithin,
-    show: Callable[[TuningStatus], None],
-    on_line: OnLine,
-) -> LoadedJob:
-    """The job under the settings that it chooses. Raises TuningStopped.
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """Lets a new job choose, and writes each choice: until it is written, the next run begins anew.
 
-    1. Try the settings. 2. Write the choice: until then the next run begins anew.
-    """
-    tuning = Tuning.of(job)
-    if len(tuning.settings) < 2 or not _has_backlog(job, tuning.events, on_line):
-        return job
-    on_line(LAUNCHER, f"tuning: {len(tuning.settings)} settings learn the first {tuning.events:,} events each in turn")
-    begin_s = time.monotonic()
-    try:
-        tried = tuning.tried(job.store / TUNING, private, starter, stop_requested_within, show)  # 1
-    except SpecError as error:
-        on_line(LAUNCHER, f"not tuned: {error}")
-        return job
-    choice = choice_of(tried).model_dump(mode="json")
-    with writing(job.store / TUNED):
-        write_whole(REAL, job.store / TUNED, json.dumps(choice).encode())  # 2
-    on_line(LAUNCHER, f"tuned in {time.monotonic() - begin_s:.1f} s: {words_of(tried)}")
-    return under_choice(job, choice)
+    Both methods raise TuningStopped."""
+
+    private: Path
+    starter: Starter
+    stop_requested_within: StopRequestedWithin
+    show: Callable[[TuningStatus], None]
+    on_line: OnLine
+
+    def crossed(self, job: LoadedJob) -> LoadedJob:
+        """The job with the crosses that it chooses, or without."""
+        least = job.spec.crosses.events // LEAST_SHARE
+        if not _chooses_crosses(job) or not _has_backlog(job, least, self.on_line, "no crosses are chosen"):
+            return job
+
+        def config(folder: Path) -> Mapping[str, Any]:
+            return config_beside(beside(job, SUFFIX), folder)
+
+        def look() -> None:
+            self.show(TuningStatus(name="the job chooses crosses of its slots"))
+            if self.stop_requested_within(LOOK_S):
+                raise TuningStopped
+
+        begin_s, folder = time.monotonic(), job.store / TUNING
+        try:
+            run_beside("headrace.service.planning.cross_choice", config, folder, self.private, job, self.starter, look)
+        except SpecError as error:
+            self.on_line(LAUNCHER, f"no crosses are chosen: {error}")
+            return job
+        choice = documents.read_object(folder / RESULT)
+        _write_choice(job.store / CROSSED, choice)
+        words = crosses_text(read(ChosenCrossesStatus, choice))
+        self.on_line(LAUNCHER, f"crosses: {words} in {time.monotonic() - begin_s:.1f} s")
+        return under_crosses(job, choice)
+
+    def tuned(self, job: LoadedJob) -> LoadedJob:
+        """The job under the settings that it chooses."""
+        if not _tunes(job):
+            return job
+        tuning = Tuning.of(job)
+        if len(tuning.settings) < 2 or not _has_backlog(job, tuning.events, self.on_line):
+            return job
+        events = f"the first {tuning.events:,} events each in turn"
+        self.on_line(LAUNCHER, f"tuning: {len(tuning.settings)} settings learn {events}")
+        begin_s, folder = time.monotonic(), job.store / TUNING
+        try:
+            tried = tuning.tried(folder, self.private, self.starter, self.stop_requested_within, self.show)
+        except SpecError as error:
+            self.on_line(LAUNCHER, f"not tuned: {error}")
+            return job
+        choice = choice_of(tried).model_dump(mode="json")
+        _write_choice(job.store / TUNED, choice)
+        self.on_line(LAUNCHER, f"tuned in {time.monotonic() - begin_s:.1f} s: {words_of(tried)}")
+        return under_choice(job, choice)
 
 
-def _crossed(
-    job: LoadedJob,
-    private: Path,
-    starter: Starter,
-    stop_requested_within: StopRequestedWithin,
-    show: Callable[[TuningStatus], None],
-    on_line: OnLine,
-) -> LoadedJob:
-    """The job with the crosses that it chooses, or without; see `_tuned`. Raises TuningStopped."""
-    least = job.spec.crosses.events // LEAST_SHARE
-    if not _chooses_crosses(job) or not _has_backlog(job, least, on_line, "no crosses are chosen"):
-        return job
-
-    def config(folder: Path) -> Mapping[str, Any]:
-        return config_beside(beside(job, SUFFIX), folder)
-
-    def look() -> None:
-        show(TuningStatus(name="the job chooses crosses of its slots"))
-        if stop_requested_within(LOOK_S):
-            raise TuningStopped
-
-    begin_s, folder = time.monotonic(), job.store / TUNING
-    try:
-        run_beside("headrace.service.planning.cross_choice", config, folder, private, job, starter, look)  # 1
-    except SpecError as error:
-        on_line(LAUNCHER, f"no crosses are chosen: {error}")
-        return job
-    choice = documents.read_object(folder / RESULT)
-    with writing(job.store / CROSSED):
-        write_whole(REAL, job.store / CROSSED, json.dumps(choice).encode())  # 2
-    words = crosses_text(read(ChosenCrossesStatus, choice))
-    on_line(LAUNCHER, f"crosses: {words} in {time.monotonic() - begin_s:.1f} s")
-    return under_crosses(job, choice)
+def _write_choice(path: Path, choice: Mapping[str, Any]) -> None:
+    with writing(path):
+        write_whole(REAL, path, json.dumps(choice).encode())
 
 
 def choice_of(tried: Sequence[TriedStatus]) -> TuningChoice:
