@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
 from headrace.keys import GOLDEN, MASK, mix_reference
+from headrace.prefetch import AHEAD, prefetch, prefetch_row
 
 U64 = NDArray[np.uint64]
 NUM_STATISTICS = 6
@@ -33,14 +34,22 @@ def digest_rows(words_RW, columns, rows_U, multipliers):  # type: ignore[no-unty
     Columns are uint64 (keys), uint32 (show, click, delta_score), int16 (day), uint32 (version), uint16 (group).
     """
     keys_R, show_R, click_R, delta_R, day_R, changed_R, group_R = columns
-    width = words_RW.shape[1]
+    words, width = words_RW.reshape(-1), np.uint64(words_RW.shape[1])
     first, second = multipliers[0], multipliers[1]
     total_first, total_second = np.uint64(0), np.uint64(0)
-    for u in range(len(rows_U)):
-        row = np.uint32(rows_U[u])
-        a, b = keys_R[row], mix(keys_R[row])
+    last = np.uint64(len(rows_U)) - np.uint64(1)
+    for u in range(np.uint64(len(rows_U))):
+        later = np.uint64(np.uint32(rows_U[min(u + AHEAD, last)]))
+        prefetch_row(words, later * width, width)
+        prefetch(keys_R, later)
+        prefetch(show_R, later)
+        prefetch(click_R, later)
+        prefetch(delta_R, later)
+        prefetch(changed_R, later)
+        row = np.uint64(np.uint32(rows_U[u]))
+        a, b, begin = keys_R[row], mix(keys_R[row]), row * width
         for w in range(width):
-            word = np.uint64(words_RW[row, w])
+            word = np.uint64(words[begin + w])
             a += word * first[w]
             b += word * second[w]
         rest = (
@@ -51,7 +60,7 @@ def digest_rows(words_RW, columns, rows_U, multipliers):  # type: ignore[no-unty
             np.uint64(changed_R[row]),
             np.uint64(group_R[row]),
         )
-        for i in range(NUM_STATISTICS):
+        for i in range(np.uint64(NUM_STATISTICS)):
             a += rest[i] * first[width + i]
             b += rest[i] * second[width + i]
         total_first += mix(a)

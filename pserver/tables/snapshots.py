@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.keys import are_among
 from headrace.pserver.admission.slot_admission import SlotAdmission
 from headrace.pserver.errors import InvalidShardCall, StoreDamaged
 from headrace.pserver.lifecycle.aging import TableAging
@@ -49,7 +50,9 @@ class TableSnapshot:
 
     def gone(self) -> tuple[U64, U16]:
         """Keys and groups of deleted rows that did not come back. Slow for many keys: not while steps wait."""
-        gone_U = ~np.isin(self.deleted_keys_U, self.keys_U)
+        if not len(self.deleted_keys_U):
+            return self.deleted_keys_U, self.deleted_group_U
+        gone_U = ~are_among(self.deleted_keys_U, np.sort(self.keys_U))
         return self.deleted_keys_U[gone_U], self.deleted_group_U[gone_U]
 
 

@@ -339,6 +339,7 @@ class ShardTable:
         Returns the digest of those rows.
         """
         touched, before = self._touched[: self._num_touched], self._life.day
+        touched.sort()  # rows are read faster in the order of memory
         self._life.tick(day)
         with self.rows.moving:
             self._life.close(self.deletions.statistics(), touched, before)
