@@ -12,6 +12,8 @@ from headrace.text_kinds import TextKind
 
 MODEL = "two_tower"
 """The model that has vectors of users and of items."""
+POPULARITY = "popularity.count_DK"
+"""The tensor of the model with the counts of items, where their popularity is part of their vectors."""
 
 
 class ItemsSection(Section):
@@ -59,7 +61,8 @@ def describe_retrieval(section: RetrievalSection | None, settings: Mapping[str, 
     """The part of model.json by which replicas and exports retrieve items. It names no file of the job's machine."""
     if section is None:
         return None
-    return {
+    popularity = {"popularity": POPULARITY} if settings.get("popularity") else {}
+    return popularity | {
         "slot": section.items.slot,
         "item_slots": item_slots_of(settings),
         "unseen": section.items.unseen,

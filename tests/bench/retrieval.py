@@ -42,8 +42,8 @@ HISTORY = 10
 BACK = 5
 """Clicks of a reader that co-visitation looks back at."""
 WAIT_S = 600.0
-DEFAULTS = {"pass-events": 100, "batch": 16, "dim": 32, "hidden": 64, "cached": 512, "memory": 1000}
-"""Options, as the keys of the job; `memory` is frequency_memory of two_tower."""
+DEFAULTS = {"pass-events": 100, "batch": 16, "dim": 32, "hidden": 64, "cached": 512, "memory": 1000, "popularity": 100}
+"""Options, as the keys of the job; `memory` is frequency_memory of two_tower. popularity 0: without."""
 USER = ("user", "page", "last", "device", "gender", "postcode", "age", "hour", "weekday")
 FROM = (
     "user_id",
@@ -87,7 +87,13 @@ label = "click"
 dim = {dim}
 [model]
 name = "two_tower"
-settings = {{ item = ["item"], hidden = [{hidden}], dim = {dim}, cached = {cached}, frequency_memory = {memory} }}
+[model.settings]
+item = ["item"]
+hidden = [{hidden}]
+dim = {dim}
+cached = {cached}
+frequency_memory = {memory}
+popularity = {popularity}
 [retrieval]
 items = {{ slot = "item", files = ["items.jsonl"] }}
 [train]
@@ -238,8 +244,12 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[str]:
     stream = list(impressions(asked.events))
     articles = sorted({article for each in stream for article in each["clicked"]})
     (folder / "items.jsonl").write_text("".join(f'{{"item": {article}}}\n' for article in articles))
-    sizes = {name: getattr(asked, name) for name in ("dim", "hidden", "cached", "memory", "batch", "pass_events")}
-    (folder / "job.toml").write_text(JOB.format(user=json.dumps(USER), **sizes))
+    sizes = {
+        name: getattr(asked, name)
+        for name in ("dim", "hidden", "cached", "memory", "popularity", "batch", "pass_events")
+    }
+    job_file = JOB.format(user=json.dumps(USER), **sizes)
+    (folder / "job.toml").write_text(job_file if asked.popularity else job_file.replace("popularity = 0\n", ""))
     (folder / "clicks.jsonl").write_text("")
     live, frozen = Replica(), Replica(HOUR_S)
     methods: dict[str, Method] = {

@@ -104,7 +104,7 @@ def test_din_learns_in_a_job_what_deepfm_cannot_and_its_export_is_served(tmp_pat
 @pytest.mark.long
 def test_the_counters_of_two_towers_come_back_after_a_kill(tmp_path):
     job, calm, store = write_stream(tmp_path, TOWERS, 4000), tmp_path / "calm", tmp_path / "killed"
-    settings = ("passes.max_events=500", "exports={}")
+    settings = ("passes.max_events=500", "exports={}", "model.settings.popularity=100")
     wanted = run(job, calm, *settings)
     store.mkdir()
     killed(job, store, *settings, generation=1, point=Failpoint.CLOSED, hit=5)

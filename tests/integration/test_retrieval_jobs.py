@@ -22,10 +22,11 @@ from tests.jobs import changed
 ITEMS = range(300)
 NEW = 999_999
 USER = {"a": 3, "history": [1, 2], "d": [0.5, 1.0]}
+SETTINGS = {"item": ["b"], "hidden": [8], "dim": 4, "frequency_buckets": 1024, "popularity": 50}
 TOWERS = changed(
     by_count(SPEC),
     {
-        "model": {"name": "two_tower", "settings": {"item": ["b"], "hidden": [8], "dim": 4, "frequency_buckets": 64}},
+        "model": {"name": "two_tower", "settings": SETTINGS},
         "retrieval": {"items": {"slot": "b", "files": ["items.jsonl"]}},
     },
 )
@@ -53,7 +54,9 @@ def test_replicas_retrieve_the_items_of_a_running_job(tmp_path, start):  # noqa:
         fed.until(1)
         _, first = retrieved(fed)
         assert first["items"] and set(first["items"]) < set(ITEMS), "NEW was never seen"
-        assert first["scores"] == sorted(first["scores"], reverse=True) and max(first["scores"]) <= 1.001
+        assert first["scores"] == sorted(first["scores"], reverse=True) and max(first["scores"]) <= 1.001, (
+            "popularity is a logarithm of shares"
+        )
         followed.arrive(3)
         job.until_events(300)
         last = max(closes(job.store))

@@ -32,7 +32,7 @@ SETTINGS = {
     "dlrm": {"hidden": (3,), "bottom": (2,)},
     "din": {"hidden": (3,), "target": "a", "sequence": ("q",)},
     "sasrec": {"hidden": (3,), "target": "a", "sequence": "q", "blocks": 1},
-    "two_tower": {"hidden": (3,), "item": ("a", "c"), "frequency_buckets": 16},
+    "two_tower": {"hidden": (3,), "item": ("a", "c"), "frequency_buckets": 16, "popularity": 10},
     "mmoe": {"hidden": (3,), "experts": 2},
     "esmm": {"hidden": ()},
     "finalmlp": {"hidden": (4,), "second_hidden": (2,), "first_context": ("b",)},

@@ -18,8 +18,9 @@ from torch import nn
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape, Targets
 from headrace.trainer.models.esmm import product_logit
+from headrace.trainer.models.item_counts import LEAST, log_shares
 from headrace.trainer.models.registry import load_model
-from headrace.trainer.models.two_tower import ItemFrequency
+from headrace.trainer.models.two_tower import ItemFrequency, ItemPopularity
 from tests.fakes.model_settings import fitting
 
 B, D, V, L = 256, 8, 100, 12
@@ -388,6 +389,31 @@ def test_items_of_earlier_batches_are_candidates_of_the_softmax_as_in_its_plain_
         seen = [*zip(item, vectors, strict=True), *seen]
 
 
+def test_popularity_is_in_the_vectors_and_not_in_the_loss():
+    settings = {"item": "item", "temperature": 0.5, "frequency_buckets": 1 << 12}
+    plain, popular = (Learner("two_tower", PAIRS, **settings, **more) for more in (PLAIN, {"popularity": 20}))
+    generator, counts = torch.Generator().manual_seed(3), dict.fromkeys(range(6), 0.0)
+    for size in (4, 7, 12):
+        batch = Batch(
+            {"ctr": (torch.rand(size, generator=generator) < 0.6).float()},
+            {"user": ints(generator, size, high=USERS), "item": ints(generator, size, high=6)},
+        )
+        inputs, targets = popular.inputs(batch), Targets(batch.label, {}, batch.signs, {})
+        found = [each.model(each.inputs(batch)) for each in (plain, popular)]
+        user_BV, item_BV = (found[1][name] for name in ("user_vector", "item_vector"))
+        assert torch.equal(user_BV[:, :-1], found[0]["user_vector"]) and (user_BV[:, -1] == 0.5).all()
+        assert torch.equal(item_BV[:, :-1], found[0]["item_vector"]) and not item_BV[:, -1].any()
+        losses = [each.model.losses(out, inputs, targets) for each, out in zip((plain, popular), found, strict=True)]
+        assert torch.allclose(losses[0]["in_batch_softmax"], losses[1]["in_batch_softmax"], atol=1e-6)
+        clicked = batch.signs["item"][batch.label["ctr"] > 0].tolist()
+        counts = {item: count * 0.95 ** len(clicked) + clicked.count(item) for item, count in counts.items()}
+    with torch.no_grad():
+        popular.model.losses(popular.model(inputs), inputs, targets)  # a prediction counts nothing
+    shares = log_shares(popular.model.popularity.count_DK.numpy(), np.array([*counts], np.uint64))
+    assert np.allclose(shares, [np.log((each + LEAST) / (sum(counts.values()) + LEAST)) for each in counts.values()])
+
+
+PLAIN = {"correct_frequency": False}
 SIGNS = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=6)
 
 
@@ -408,6 +434,13 @@ def test_shares_are_those_of_counts_that_decay(batches):
 def test_items_are_spread_over_the_counters(step):
     count_K = torch.bincount(ItemFrequency(1 << 10, 1000).buckets_of(torch.arange(1 << 13) * step), minlength=1 << 10)
     assert count_K.max() < 30 and (count_K > 0).sum() > 1000
+
+
+def test_few_items_have_the_count_of_another_one():
+    popularity = ItemPopularity(1 << 12, 1000)
+    popularity.add(torch.arange(64) * (1 << 36))
+    shares = log_shares(popularity.count_DK.numpy(), np.arange(64, 1 << 14, dtype=np.uint64) << 36)
+    assert (shares > np.log(0.5 / 64)).sum() < 20, "of 16,000 items, some 4 by chance; one row would let 250 through"
 
 
 WORDS = Shape((SlotShape("word", D, False), SlotShape("near", D, False)), (), (), ("near",))

@@ -20,6 +20,7 @@ from headrace.trainer.exports.destination import ExportFolder, folder_destinatio
 from headrace.trainer.exports.item_file import index_in, write_items
 from headrace.trainer.exports.materialize import _file
 from headrace.trainer.exports.reader import MODEL, ReadableExport
+from headrace.trainer.models.item_counts import log_shares
 from headrace.trainer.predict.batch_retrieval import UsersFile, UsersRefused, _read, plan_segments
 from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.http_api import gated
@@ -517,6 +518,24 @@ def test_an_export_holds_the_items_that_a_replica_finds(tmp_path):
             items.search(bad, k)
     with pytest.raises(BadInput, match="items have no field 'colour'"):
         items.search(users, equal={"colour": 1})
+    counted = {**job.model, "retrieval": {**job.model["retrieval"], "popularity": "counts"}}
+    dense = {**job.dense, "counts": np.arange(128, dtype=np.float32).reshape(2, 64)}
+    described = replace(job.whole(3), model=counted, dense=dense)
+    told = write_items(
+        job.files, counted, job.onnx, dense, rows_of(job), partial(_file, place, files), Deadline.after(60)
+    )
+    popular = index_in(ReadableExport(ExportFolder(str(tmp_path / "out"), tmp_path), manifest)).vectors_IV
+    scratch = ReplicaState(5, 1 << 30, ItemIndexer())
+    scratch.apply(described)
+    assert scratch.items.index.vectors_IV.tobytes() == popular.tobytes() and told["dim"] == 3
+    shares = log_shares(dense["counts"], scratch.items.index.catalogue.sign_I)
+    assert np.array_equal(popular[:, -1], np.where(scratch.items.index.there_I, shares, 0))
+    assert np.array_equal(popular[:, :-1], items.vectors()[:, :-1]) and len({*shares.tolist()}) > 1
+    for bad in ({}, {"counts": np.zeros(64, np.float32)}, {"counts": np.full((2, 64), np.nan, np.float32)}):
+        lacks = write_items(
+            job.files, counted, job.onnx, job.dense | bad, rows_of(job), partial(_file, place, files), Deadline.after(9)
+        )
+        assert not lacks["ok"] and "the counts of items" in lacks["why"]
     job.catalogue.write_text("")
     nothing = write_items(
         job.files, job.model, job.onnx, job.dense, rows_of(job), partial(_file, place, files), Deadline.after(9)

@@ -25,7 +25,7 @@ from headrace.errors import BadInput
 from headrace.pserver.protocol.shards import U64
 from headrace.trainer.exports.destination import ExportUnusable
 from headrace.trainer.exports.golden import FindRows
-from headrace.trainer.exports.item_tower import ItemTower
+from headrace.trainer.exports.item_tower import ItemTower, weights_of
 from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.exports.parquet_files import OpenFile
 from headrace.trainer.exports.reader import MODEL, ReadableExport
@@ -88,7 +88,9 @@ def _index(
         if not described["tables"][name]["exported"]:
             raise BadInput(f"table {name!r} is not exported, and items have slots in it")
         tables[name] = _view(find, name, keys_U)
-    return tower.index(tables, graph.weights(tensors), lambda: deadline.check("computing the vectors of items"))
+    return tower.index(
+        tables, weights_of(described, graph, tensors), lambda: deadline.check("computing the vectors of items")
+    )
 
 
 def _view(find: FindRows, table: str, keys_U: U64) -> TableView:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from headrace.errors import BadInput
 from headrace.key_kernels import keys_of
 from headrace.pserver.rows.kernels import EMPTY, find
-from headrace.trainer.exports.onnx_model import OnnxModel
+from headrace.trainer.exports.onnx_model import PREFIX, DenseGraph, OnnxModel
+from headrace.trainer.models.item_counts import log_shares
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from headrace.trainer.serving.item_index import Bools, ItemIndex
 from headrace.trainer.serving.item_search_kernels import LANES
@@ -28,12 +29,22 @@ TOWER_ITEMS = 4 * LANES
 Tensors = Mapping[str, NDArray[Any]]
 
 
+def weights_of(described: Mapping[str, Any], graph: DenseGraph, dense: Tensors) -> dict[str, NDArray[Any]]:
+    """The tensors of a version that its graph and its items need, by their names in the graph. Raises BadInput.
+
+    `described`: model.json; `dense`: all tensors of the model.
+    """
+    found, counts = graph.weights(dense), (described.get("retrieval") or {}).get("popularity")
+    return found if counts is None or counts not in dense else {**found, PREFIX + counts: dense[counts]}
+
+
 class ItemTower:
     """Computes the vectors of a catalogue by the item tower of a model."""
 
     def __init__(self, described: Mapping[str, Any], graph: bytes, catalogue: ItemCatalogue) -> None:
         """`described`: model.json; `graph`: that of a DenseGraph, with weights as inputs. Raises BadInput."""
         self.catalogue, told = catalogue, described["retrieval"]
+        self._counts = told.get("popularity")
         self._output, self._unseen = str(told["item_vector"]), bool(told["unseen"])
         self._tower = OnnxModel(subgraph(graph, self._output))
         read = {name.removesuffix(".mask") for name in self._tower.inputs}
@@ -71,9 +82,15 @@ class ItemTower:
     def index(
         self, tables: Mapping[str, TableView], weights: Tensors, on_block: Callable[[], None] = lambda: None
     ) -> ItemIndex:
-        """The index of a version; `on_block` is called before each block. Raises BadInput, also for vectors that are
-        not finite."""
+        """The index of a version; `weights` as of `weights_of`; `on_block` is called before each block.
+
+        Raises BadInput, also for vectors that are not finite. Where the popularity of items is part of their vectors,
+        it is the last number of each.
+        """
         there_I = self._there(tables)
+        popularity_I = None
+        if self._counts is not None:
+            popularity_I = log_shares(weights.get(PREFIX + self._counts), self.catalogue.sign_I)
         vectors_GVL: F32 | None = None
         for number, inputs in enumerate(self._blocks):
             on_block()
@@ -86,6 +103,8 @@ class ItemTower:
                 raise BadInput(
                     f"output {self._output!r} has the shape {list(found_BV.shape)}: it is no vector of items"
                 )
+            if popularity_I is not None:
+                found_BV = np.column_stack([found_BV[:, :-1], popularity_I[begin : begin + len(found_BV)]])
             there_B = there_I[begin : begin + len(found_BV)]
             found_BV = np.where(there_B[:, None], found_BV, np.float32(0))
             if not np.isfinite(found_BV).all():

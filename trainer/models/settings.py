@@ -365,6 +365,10 @@ class TwoTowerSettings(PerceptronSettings):
     """Counters of that share. Items that fall into one counter count as one; each counter is 4 bytes of the model."""
     frequency_memory: Annotated[int, Field(ge=1000, le=10**7)] = 10**6
     """Number of samples over which the share is taken: a sample weighs less with each one after it."""
+    popularity: Annotated[int, Field(ge=10, le=10**7)] | None = None
+    """Number of positive samples over which the popularity of items is taken: its logarithm is added to their scores
+    where items are retrieved. A sample weighs less with each one after it. The softmax is then not corrected for items
+    that come often. Unset: the vectors of items are all there is."""
     cached: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     """Items of the samples before a batch that are candidates of the softmax, too; 0: those of the batch alone."""
     recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)
@@ -374,6 +378,8 @@ class TwoTowerSettings(PerceptronSettings):
     def check(self, shape: Shape, name: str) -> None:
         super().check(shape, name)
         self.sides(shape)
+        if self.popularity is not None and not self.softmax:
+            raise SpecError("popularity belongs to the softmax over items: set softmax above 0", "popularity")
 
     def sides(self, shape: Shape) -> tuple[Shape, Shape]:
         """The slots of the user, and those of the item in the order of the spec."""

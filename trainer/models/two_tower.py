@@ -9,6 +9,11 @@ model, so commits hold them and a replay repeats them. Beyond the paper, first-o
 A batch has few items. With `cached` the items of the samples before it are candidates, too: their vectors as they were
 then, which move slowly (Wang et al., "Cross-Batch Negative Sampling for Training Two-Tower Recommenders", SIGIR 2021).
 
+Without the correction, the product learns how much likelier an item is for this user than for all: the logarithm of
+P(item | user) / P(item). With `popularity` the logarithm of P(item), over the last positive samples, is added where
+items are retrieved: the vectors have one more number each, of the user the temperature, of the item that logarithm. It
+moves with every sample, and the towers need not learn it.
+
 Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items, M cached items.
 """
 
@@ -17,12 +22,12 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from headrace.trainer.models.contract import Inputs, Shape, SlotAxes, Targets
+from headrace.trainer.models.item_counts import NUM_ROWS, counters_of, mixed
 from headrace.trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
 from headrace.trainer.models.linear import Linear
 from headrace.trainer.models.settings import TwoTowerSettings
 
-MIXERS = (-7046029254386353131, -4658895280553007687)
-"""Odd numbers of 64 bits. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014)."""
+FORGOTTEN = 1e-6
 
 
 class Tower(nn.Module):
@@ -53,9 +58,8 @@ class ItemFrequency(nn.Module):
 
     def buckets_of(self, sign_B: Tensor) -> Tensor:
         """(B,) the counters of items: a hash of all bits of their signs."""
-        for mixer in MIXERS:
-            sign_B = (sign_B ^ (sign_B >> 31)) * mixer
-        return (sign_B ^ (sign_B >> 31)) % self._num_buckets
+        bucket_B: Tensor = mixed(sign_B) % self._num_buckets
+        return bucket_B
 
     def log_share(self, sign_B: Tensor, *cached: Tensor, learn: bool) -> Tensor:
         """(B + M,) the logarithm of the share of the items of a batch, with it counted, and of those `cached`, (M,).
@@ -70,6 +74,24 @@ class ItemFrequency(nn.Module):
             count_K.copy_(new_K)
         buckets = torch.cat([bucket_B, *map(self.buckets_of, cached)])
         return torch.log(new_K[buckets] / new_K.sum())
+
+
+class ItemPopularity(nn.Module):
+    """How often each item came in the last positive samples: hashed counters, in which older samples weigh less."""
+
+    def __init__(self, num_counters: int, memory: int) -> None:
+        super().__init__()
+        self._kept = 1 - 1 / memory
+        self.register_buffer("count_DK", torch.zeros(NUM_ROWS, num_counters))
+
+    def add(self, sign_P: Tensor) -> None:
+        """Count the items of positive samples. Counts near 0 are forgotten: processors are slow with them."""
+        count_DK = self.get_buffer("count_DK")
+        num_counters = count_DK.shape[1]
+        count_DK.mul_(self._kept ** len(sign_P))
+        count_DK.masked_fill_(count_DK < FORGOTTEN, 0.0)
+        for row, counter_P in enumerate(counters_of(sign_P, num_counters)):
+            count_DK[row] += torch.bincount(counter_P, minlength=num_counters)
 
 
 class ItemCache(nn.Module):
@@ -108,9 +130,11 @@ class TwoTower(nn.Module):
         self.factor_T = nn.Parameter(torch.ones(len(shape.tasks)))
         self.bias_T = nn.Parameter(torch.zeros(len(shape.tasks)))
         self.first_order = FirstOrder(shape)
-        corrected = settings.softmax and settings.correct_frequency
+        corrected = settings.softmax and settings.correct_frequency and not settings.popularity
         self.frequency = ItemFrequency(settings.frequency_buckets, settings.frequency_memory) if corrected else None
-        self.cache = ItemCache(settings.cached, settings.dim) if settings.cached else None
+        popularity, length = settings.popularity, settings.dim + bool(settings.popularity)
+        self.popularity = ItemPopularity(settings.frequency_buckets, popularity) if popularity else None
+        self.cache = ItemCache(settings.cached, length) if settings.cached else None
 
     def slot_axes(self) -> SlotAxes:
         """Which axes of its weights have places for slots."""
@@ -121,6 +145,9 @@ class TwoTower(nn.Module):
         user_BV, item_BV = self.user(inputs), self.item(inputs)
         product_B1 = (user_BV * item_BV).sum(1, keepdim=True) / self._settings.temperature
         logits_BT = self.first_order(inputs, product_B1 * self.factor_T + self.bias_T)
+        if self.popularity is not None:
+            user_BV = functional.pad(user_BV, (0, 1), value=self._settings.temperature)
+            item_BV = functional.pad(item_BV, (0, 1))  # trainer.exports.item_tower writes it
         return by_task(logits_BT, self._tasks) | {"user_vector": user_BV, "item_vector": item_BV}
 
     def losses(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
@@ -142,6 +169,8 @@ class TwoTower(nn.Module):
             _without_twins(scores, sign_B, signs), torch.arange(len(sign_B), device=sign_B.device), reduction="none"
         )
         positive_B = targets.label_B[self._tasks[0]] > 0
+        if self.popularity is not None and torch.is_grad_enabled():
+            self.popularity.add(sign_B[positive_B])
         return {"in_batch_softmax": torch.where(positive_B, lost_B, 0.0) * self._settings.softmax}
 
     def measures(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:

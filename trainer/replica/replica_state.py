@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
 from headrace.trainer.exports.golden import TOLERANCE
+from headrace.trainer.exports.item_tower import weights_of
 from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica.item_indexer import ItemIndexer, ServedItems
 from headrace.trainer.replica.replica_table import ReplicaTable, TableStep
@@ -346,7 +347,7 @@ class ReplicaState:
             return kept
 
     def _next(self, update: ReplicaUpdate, model: ServingModel, newest: KeptVersion | None) -> KeptVersion:
-        weights = model.graph.weights(update.dense)
+        weights = weights_of(model.described, model.graph, update.dense)
         version, now_s = ServedVersion(update.job, update.timeline, update.version), time.time()
         if update.whole or newest is None:
             widths = model.widths(update.memories)
