@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from headrace.kernel_cache import njit
 from headrace.key_kernels import mix
 from headrace.keys import GOLDEN, key_of_reference
-from headrace.pserver.rows.kernels import EMPTY, shift_of
+from headrace.prefetch import AHEAD, prefetch_row
+from headrace.pserver.rows.kernels import EMPTY, find, shift_of
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -33,10 +34,10 @@ def pool(index_I, keys_R, rows_RW, default_W, sign_N, weight_N, offset_SB1, slot
     MAX_LEN marks are in `mask` from B * MASK on. An empty `weight_N` means that all weights are 1. Sums equal those of
     trainer.features.lookup_kernels.pool, in the order of signs.
     """
-    shift, last = shift_of(index_I), np.uint64(len(index_I) - 1)
-    num_slots, num_samples, width = offset_SB1.shape[0], offset_SB1.shape[1] - 1, len(default_W)
+    num_slots, num_samples, width = offset_SB1.shape[0], offset_SB1.shape[1] - 1, np.uint64(len(default_W))
+    row_N = _rows_of(index_I, keys_R, sign_N, offset_SB1, slot_S7)
+    rows, last = rows_RW.reshape(-1), np.int64(len(row_N) - 1)
     for s in range(num_slots):
-        step = np.uint64(slot_S7[s, GROUP] + 1) * np.uint64(GOLDEN)
         pooling, max_len, padded = slot_S7[s, POOLING], slot_S7[s, MAX_LEN], slot_S7[s, PADDED]
         for b in range(num_samples):
             begin, end = offset_SB1[s, b], offset_SB1[s, b + 1]
@@ -53,26 +54,39 @@ def pool(index_I, keys_R, rows_RW, default_W, sign_N, weight_N, offset_SB1, slot
                 divisor = np.sqrt(np.float32(max(kept, 1)))
             seen = 0
             for n in range(begin, end):
+                later = row_N[min(n + np.int64(AHEAD), last)]
+                if later != EMPTY:
+                    prefetch_row(rows, np.uint64(np.uint32(later)) * width, width)
                 if padded and sign_N[n] == padding_S[s]:
                     continue
                 place = seen - skipped
                 seen += 1
                 if place < 0 or place >= kept:
                     continue
-                key = mix(sign_N[n] + step)
-                at = key >> shift
-                row = index_I[at]
-                while row != EMPTY and keys_R[np.uint32(row)] != key:
-                    at = (at + np.uint64(1)) & last
-                    row = index_I[at]
                 scale = (weight_N[n] if len(weight_N) else np.float32(1)) / divisor
-                to = num_samples * slot_S7[s, BEGIN] + b * width
+                to = np.uint64(num_samples * slot_S7[s, BEGIN]) + np.uint64(b) * width
                 if pooling == SEQUENCE:
-                    to = num_samples * slot_S7[s, BEGIN] + (b * max_len + place) * width
+                    to = np.uint64(num_samples * slot_S7[s, BEGIN]) + np.uint64(b * max_len + place) * width
                     mask[num_samples * slot_S7[s, MASK] + b * max_len + place] = True
+                if row_N[n] == EMPTY:
+                    for w in range(width):
+                        out[to + w] += scale * default_W[w]
+                    continue
+                row = np.uint64(np.uint32(row_N[n])) * width
                 for w in range(width):
-                    value = default_W[w] if row == EMPTY else rows_RW[np.uint32(row), w]
-                    out[to + w] += scale * value
+                    out[to + w] += scale * rows[row + w]
+
+
+@njit(nogil=True, cache=True)
+def _rows_of(index_I, keys_R, sign_N, offset_SB1, slot_S7):  # type: ignore[no-untyped-def]
+    """(N,) the row of each sign, or EMPTY. Signs of all slots are found together, so that cache misses overlap."""
+    key_N, row_N = np.empty(len(sign_N), np.uint64), np.empty(len(sign_N), np.int32)
+    for s in range(offset_SB1.shape[0]):
+        step = np.uint64(slot_S7[s, GROUP] + 1) * np.uint64(GOLDEN)
+        for n in range(offset_SB1[s, 0], offset_SB1[s, -1]):
+            key_N[n] = mix(sign_N[n] + step)
+    find(index_I, keys_R, key_N, row_N)
+    return row_N
 
 
 def pool_reference(
