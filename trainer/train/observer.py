@@ -15,7 +15,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.pserver.config import TableSection
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.features.deduplication import EmbeddingTable, tables_of
+from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
@@ -28,30 +28,36 @@ from headrace.trainer.train.step import ForwardResult
 
 
 class SignalsCollector:
-    """Collects the signals that occur, batch by batch."""
+    """Collects the signals that occur, batch by batch. One that came is not looked for again until `take`."""
 
     def __init__(self, schema: Schema, tables: Mapping[str, TableSection], click: str | None) -> None:
         """`click`: the label that counts as a click in tables that name none."""
-        self._tables: Sequence[EmbeddingTable] = tables_of(schema, tables, click)
-        self._came: set[str] = set()
+        self._looks: dict[str, Callable[[Samples], bool]] = {}
+        for table in tables_of(schema, tables, click):
+            self._looks |= {signal(SLOT, slot.name): partial(_has_ids, slot.name) for slot in table.slots}
+            for kind, column in ((SHOW, table.show), (CLICK, table.click)):
+                if column is not None:
+                    self._looks[signal(kind, table.name)] = partial(_has_values, column)
+        self._awaited = sorted(self._looks)
 
     def add(self, samples: Samples) -> None:
         """Add a batch."""
-        for table in self._tables:
-            for slot in table.slots:
-                self._note(signal(SLOT, slot.name), len(samples.sparse[slot.name].values_N) > 0)
-            for kind, column in ((SHOW, table.show), (CLICK, table.click)):
-                if column is not None:
-                    self._note(signal(kind, table.name), bool(np.nan_to_num(samples.meta[column]).any()))
-
-    def _note(self, name: str, came: bool) -> None:
-        if came:
-            self._came.add(name)
+        if self._awaited:
+            self._awaited = [name for name in self._awaited if not self._looks[name](samples)]
 
     def take(self) -> list[str]:
         """Return the signals since the last call, sorted, and forget them."""
-        came, self._came = sorted(self._came), set()
+        came = sorted(self._looks.keys() - self._awaited)
+        self._awaited = sorted(self._looks)
         return came
+
+
+def _has_ids(slot: str, samples: Samples) -> bool:
+    return len(samples.sparse[slot].values_N) > 0
+
+
+def _has_values(column: str, samples: Samples) -> bool:
+    return bool(np.nan_to_num(samples.meta[column]).any())
 
 
 INFER_FIRST = "infer_first"
