@@ -31,7 +31,7 @@ from headrace.errors import SpecError
 from headrace.failpoints import ArmedFailpoint
 from headrace.identity.credentials import Credentials
 from headrace.launcher_contact import LauncherContact
-from headrace.pserver.config import LAST_DAY, Days, MergeSection, TableName, TableSection, Wire
+from headrace.pserver.config import LAST_DAY, Days, MergeSection, ShardProcess, TableName, TableSection, Wire
 from headrace.pserver.consistency.policy import MODES, Consistency
 from headrace.renamed_keys import Renamed
 from headrace.secrets import FORMS, is_reference
@@ -167,7 +167,7 @@ class TrainSection(GrownSection):
     """"auto": GPUs if there are any."""
     rows: Literal["host", "device"] = "host"
     """Where the rows of a step are read and learn (docs/gpu.md). "host": on the shards. "device": in memory of the
-    trainer's device; rows that change go back to the shard, which is in the trainer, at the close of each pass."""
+    trainer's device; changed rows go back at each close to the shard in its process, and each trainer has one."""
     rows_memory: PositiveSize | None = None
     """With rows = "device": about the most memory of the device for them. Rows that find no room travel for each step;
     after each pass those that most steps read get the room. Unset: there is no bound."""
@@ -548,6 +548,8 @@ class WorkerConfig(Section):
     """Its rank among the trainers of its machine, for its GPU."""
     shards: tuple[str, ...] = ()
     """Addresses of the shards; empty: the shard is embedded."""
+    shard: ShardProcess | None = None
+    """The shard that this trainer serves in its process, where rows are on the devices of several trainers."""
     readers: tuple[str, ...] = ()
     """Addresses of the readers, which run source and pipe, "" of one that does not run; empty: this trainer does."""
     wire: Wire = Wire.FLOAT32
@@ -561,8 +563,7 @@ class WorkerConfig(Section):
     generation: Count = 1
     """Number of the generation of workers, from 1."""
     node_timeout: PositiveDuration = 30.0
-    """How long a shard's machine may be silent before it counts as unavailable, and how long rank 0 publishes versions
-    and begins exports without contact with the object store."""
+    """How long a shard's machine may be silent, and how long rank 0 publishes and exports without the object store."""
     live: Path | None = None
     """Folder for the open row stores of the embedded shard; created anew."""
     sees: SharedFolder | None = None

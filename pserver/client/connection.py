@@ -67,6 +67,8 @@ class ShardCaller:
     """As the shards have it."""
     silent_s: float = SILENT_S
     """A shard on another machine that is silent for longer counts as unavailable."""
+    greeting_s: float = GREETING_S
+    """The same on this machine, while it tells where its data plane is."""
 
     def request(self, call: DataCall, pass_number: int, **more: Any) -> DataRequest:
         """A call of this rank; the data plane gives it its number and the time left."""
@@ -147,7 +149,7 @@ class ShardCalls:
 
     def greet(self, shard: int, deadline: Deadline, memory: MemoryOffer | None) -> Greeting:
         """Begin a connection of the data plane."""
-        longest_s = GREETING_S if self._connections[shard].is_here else self._me.silent_s
+        longest_s = self._me.greeting_s if self._connections[shard].is_here else self._me.silent_s
         reply = self._hello(shard, deadline.at_most(longest_s), NO_RETRY, memory)
         at = DataAddress(reply.data_address, reply.data_ticket, reply.data_key)
         return Greeting(at, reply.max_message_bytes, reply.opened_memory)

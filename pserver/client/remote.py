@@ -5,7 +5,7 @@ are announced when it is prepared, so that shards find row numbers while the tra
 its batches by number only. These calls go over the data plane, all others by gRPC.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,9 +69,17 @@ class AnnouncedBatch:
 class _BatchRows:
     """The rows of a batch, put together from the replies of shards."""
 
-    def __init__(self, batch: AnnouncedBatch, widths: Mapping[str, int], wires: Mapping[str, TableWire]) -> None:
+    def __init__(
+        self,
+        batch: AnnouncedBatch,
+        widths: Mapping[str, int],
+        wires: Mapping[str, TableWire],
+        without: Collection[str],
+    ) -> None:
+        """`without`: tables whose rows do not come."""
         self.batch, self._widths, self._wires = batch, widths, wires
-        self.rows = {name: np.empty((count, widths[name]), np.float32) for name, count in batch.num_keys.items()}
+        counts = {name: count for name, count in batch.num_keys.items() if name not in without}
+        self.rows = {name: np.empty((count, widths[name]), np.float32) for name, count in counts.items()}
 
     def put_early(self, call: Call) -> dict[str, NDArray[np.bool_]]:
         """Write the early rows of one shard to the positions of their keys; which ones they are."""
@@ -111,9 +119,18 @@ class RemoteShards:
     """
 
     def __init__(
-        self, addresses: Sequence[str], tables: Mapping[str, TableSection], me: ShardCaller, deadline: Deadline
+        self,
+        addresses: Sequence[str],
+        tables: Mapping[str, TableSection],
+        me: ShardCaller,
+        deadline: Deadline,
+        placed: Collection[str] = (),
     ) -> None:
-        """Connect to every shard, in the order of their numbers, and check that it belongs to this job."""
+        """Connect to every shard, in the order of their numbers, and check that it belongs to this job.
+
+        `placed`: tables whose floats do not travel with exchanges.
+        """
+        self._placed = placed
         self._me, self._wires = me, wires_of(tables, me.wire)
         self._widths = {name: section.num_weights for name, section in tables.items()}
         self._pulled = {name: section.num_pulled for name, section in tables.items()}
@@ -204,8 +221,8 @@ class RemoteShards:
         self._await(calls, rows)
         return rows.rows
 
-    def _rows_of(self, batch: AnnouncedBatch) -> _BatchRows:
-        return _BatchRows(batch, self._pulled if batch.learn else self._widths, self._wires)
+    def _rows_of(self, batch: AnnouncedBatch, without: Collection[str] = ()) -> _BatchRows:
+        return _BatchRows(batch, self._pulled if batch.learn else self._widths, self._wires, without)
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
         self._num_looks += 1
@@ -237,7 +254,7 @@ class RemoteShards:
         wanted = None if following is None else self._ready(following)
         with span(Span.PUSH):
             calls = self._push(step, learnt, gradients or {}, wanted, scale, deadline)
-        rows = None if wanted is None else self._rows_of(wanted)
+        rows = None if wanted is None else self._rows_of(wanted, self._placed)
         if rows is None or not self._slices_later:
             self._await(calls, rows)
             return None if rows is None else rows.rows

@@ -1,7 +1,7 @@
 """Counts of tables, as rank 0 reads them at a close."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from headrace.pserver.protocol.table_operations import sum_by_group
 
@@ -18,6 +18,15 @@ class DeviceRows:
     """Rows that the steps of the open or last pass read, each once a step."""
     num_apart: int
     """Those of them without a place, which travelled for their step alone."""
+
+    @classmethod
+    def total(cls, shards: Sequence["DeviceRows | None"]) -> "DeviceRows | None":
+        """The counts of all shards; None where rows are not on devices."""
+        found = [each for each in shards if each is not None]
+        if not found:
+            return None
+        sums = (sum(getattr(each, field.name) for each in found) for field in fields(cls))
+        return cls(*sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +69,5 @@ class TableStats:
             sum(each.unadmitted for each in shards),
             sum_by_group(each.new_by_group for each in shards),
             shards[0].frozen_groups,
-            shards[0].device,
+            DeviceRows.total([each.device for each in shards]),
         )

@@ -7,15 +7,15 @@ brings `PlacedSlab`, which keeps rows in the memory of its device, reads them fo
 Shapes: U rows of a step, R rows of a table, D weights of a row, W floats of a row in the slab.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from headrace.pserver.protocol.shards import U16, Floats, Gradients
+from headrace.pserver.protocol.shards import F32, U16, Floats, Gradients
 from headrace.pserver.protocol.table_stats import DeviceRows
 from headrace.pserver.rows.row_settings import FirstSteps
 from headrace.pserver.rows.slab import Slab
@@ -29,7 +29,7 @@ class PlacedGradients(Gradients):
     """Gradients that are on a device; `grads_UD` has no columns."""
 
     tensor: Floats
-    """(T, D) floats on the device."""
+    """(T, D) floats on the device; until `PlacedSlab.merged`, they may still be on their way."""
     at_U: NDArray[Any] | None = None
     """(U,) the rows of `tensor` that count, in this order; None: all."""
 
@@ -40,7 +40,7 @@ class PlacedGradients(Gradients):
 
     @override
     def copied(self) -> "PlacedGradients":
-        return self
+        return replace(self, show_U=self.show_U.copy(), click_U=self.click_U.copy())
 
     @override
     def chosen(self, at: NDArray[Any] | slice) -> "PlacedGradients":
@@ -65,7 +65,7 @@ class GradientScale:
 class PlacedSlab(Slab):
     """The floats of rows, of which some are on a device. Those in the slab itself are as of the last close.
 
-    Threads: `expect` runs in any thread, ahead; `read`, `learn_placed` and `settle` in that of steps.
+    Threads: `expect` runs in any thread, ahead; all others in that of steps.
     """
 
     def expect(self, rows_U: I32) -> None:
@@ -74,6 +74,14 @@ class PlacedSlab(Slab):
 
     def read(self, rows_U: I32, group_R: U16, steps: FirstSteps | None) -> Floats:
         """(U, D) weights on the device, `absent` for EMPTY rows; with `steps`, two columns more (kernels)."""
+        raise NotImplementedError
+
+    def to_host(self, floats_UD: Floats) -> F32:
+        """A copy in the memory of the host."""
+        raise NotImplementedError
+
+    def merged(self, pushes: Sequence[tuple[I32, PlacedGradients]]) -> tuple[I32, PlacedGradients]:
+        """The pushes of a step, in rank order, as one with unique rows: the twin of gradient_merge.merge."""
         raise NotImplementedError
 
     def learn_placed(

@@ -264,7 +264,7 @@ class DataServer:
                 if request.batch is None:
                     raise InvalidShardCall("a pull without the number of its batch")
                 empty = caller.empty()
-                self._answer(caller, self._calls.pull(request.rank, request.batch, empty), empty)
+                self._answer(caller, self._calls.pull(request.pass_number, request.rank, request.batch, empty), empty)
             case DataCall.EXCHANGE:
                 self._exchange(caller, request, arrays)
             case DataCall.EARLY:
@@ -336,6 +336,7 @@ class DataServer:
         rows: dict[str, F32] = {}
         if request.following is not None:
             rows = self._calls.rows(request.rank, request.following, empty, request.part)
+        self._calls.leave_rows(request)
         self._answer(caller, rows, empty)
 
     def _answer(self, caller: _Caller, rows: dict[str, F32], empty: Empty = empty_floats) -> None:

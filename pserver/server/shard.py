@@ -34,7 +34,7 @@ from headrace.pserver.protocol.table_operations import (
 )
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
 from headrace.pserver.rows.digest import add
-from headrace.pserver.rows.gradient_merge import frozen_gradients, merge, merge_by_key
+from headrace.pserver.rows.gradient_merge import frozen_gradients, merge_by_key
 from headrace.pserver.rows.kernels import EMPTY
 from headrace.pserver.rows.placed_rows import PlacedMaker
 from headrace.pserver.rows.table_rows import I32
@@ -177,7 +177,7 @@ class Shard:
             parts = [_known(push, name) for push in mine]
             unknown = [records for push in mine if (records := _unknown(push, name)) is not None]
             if any(len(rows_U) for rows_U, _ in parts):
-                rows_U, merged = merge(parts)
+                rows_U, merged = table.merge(parts)
                 table.learn_after(learnt, version - 1)
                 table.apply(frozen(rows_U), frozen_gradients(merged), batch_samples, version)
             if unknown:

@@ -29,6 +29,7 @@ from headrace.pserver.server.rank_memories import RankMemories
 from headrace.pserver.server.shard import Shard
 from headrace.pserver.server.shard_host import ShardHost
 from headrace.pserver.server.step_calls import StepCalls
+from headrace.pserver.server.step_floats import PlacedShard
 from headrace.rpc import refusals
 from headrace.rpc.data_sockets import DataListener, MemoryOffer
 from headrace.rpc.refusals import RefusalReason
@@ -67,13 +68,16 @@ def _guarded(
 class _Servicer:
     """The calls of shard.proto, each on a thread of the server."""
 
-    def __init__(self, config: ShardProcess, listener: DataListener, identity: Identity | None) -> None:
+    def __init__(
+        self, config: ShardProcess, listener: DataListener, identity: Identity | None, placed: PlacedShard | None
+    ) -> None:
         self._config, self._identity = config, identity
-        self._shard = Shard(config)
+        self._shard = Shard(config) if placed is None else Shard(config, placed=placed.makers)
         state = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge, max_ahead=config.max_ahead))
         feed_at = partial(feed_server.endpoint_of, config.interface, identity)
         self.host = ShardHost(self._shard, state, feed_at, config.shard, config.max_message)
-        self.steps = StepCalls(config, self._shard, state, self.host.turn)
+        floats = None if placed is None else placed.floats
+        self.steps = StepCalls(config, self._shard, state, self.host.turn, floats)
         """The calls that do not come by gRPC."""
         self.memories = RankMemories(config.num_ranks)
         self._listener = listener
@@ -158,11 +162,12 @@ class ShardServer:
         socket: Path | None = None,
         failed: Callable[[], None] = lambda: None,
         identity: Identity | None = None,
+        placed: PlacedShard | None = None,
     ) -> None:
         """Bind the unix socket `socket`, or else a free port of loopback, and serve; see RpcServer.
 
         `failed` is called if it can serve no more; then `check` raises the reason. `identity`: of this process, where
-        its credentials are renewed.
+        its credentials are renewed. `placed`: of a shard in a trainer's process whose rows learn on its device.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
         one call of its loop and one for histories, announces a few batches at a time and may repeat a call, while rank
@@ -182,7 +187,7 @@ class ShardServer:
         listener = DataListener(
             data_socket, config.max_message, LOOPBACK if tls is None else tls.host, silent_s=config.node_timeout
         )
-        self._servicer = _Servicer(config, listener, identity)
+        self._servicer = _Servicer(config, listener, identity, placed)
         self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
         self._servicer.host.closed, self._servicer.host.figures = self._data.wake, self._data.figures
         self._servicer.peer_of = self._server.peer_of

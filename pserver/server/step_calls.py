@@ -7,6 +7,7 @@ and answers.
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,13 @@ from headrace.pserver.protocol.parts import WHOLE, Part
 from headrace.pserver.protocol.shards import F32, Gradients, Keys
 from headrace.pserver.protocol.wire import wires_of
 from headrace.pserver.rows.arrays import Empty
+from headrace.pserver.rows.placed_rows import PlacedGradients
 from headrace.pserver.server.early_rows import EarlyRows
 from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.pushes import NONE_SENT, Push, ResolvedBatch, as_one_step
 from headrace.pserver.server.shard import Shard
+from headrace.pserver.server.step_floats import ComingFloats, StepFloats
+from headrace.pserver.tables.placed_table import PlacedTable
 from headrace.timeline import stepped
 
 MAX_BATCHES_AHEAD = 2048
@@ -33,9 +37,22 @@ MAX_BATCHES_AHEAD = 2048
 class StepCalls:
     """Any thread may call `announce`, one makes the other calls."""
 
-    def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
-        """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
-        self.config, self.widths = config, {name: table.rows.num_weights for name, table in shard.tables.items()}
+    def __init__(
+        self,
+        config: ShardProcess,
+        shard: Shard,
+        ledger: PassState,
+        turn: threading.Condition,
+        floats: StepFloats | None = None,
+    ) -> None:
+        """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied. `floats`: where rows
+        are on devices."""
+        self._floats = floats
+        self._placed = {name: table for name, table in shard.tables.items() if isinstance(table, PlacedTable)}
+        """The tables whose rows are on a device."""
+        widths = {name: table.rows.num_weights for name, table in shard.tables.items()}
+        self.config, self.widths = config, widths | dict.fromkeys(self._placed, 0)
+        """Floats of a gradient as it comes."""
         self.wires = wires_of(config.tables, config.wire)
         self.announces_at_once = config.num_ranks == 1 and all(t.memory is None for t in config.tables.values())
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""
@@ -62,13 +79,19 @@ class StepCalls:
             else:
                 mine[request.batch] = batch
 
-    def pull(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
+    def pull(self, pass_number: int, rank: int, number: int, empty: Empty) -> dict[str, F32]:
         """The rows of an announced batch as they are now, in arrays made by `empty`.
 
         Batches pulled before, which the rank has yet to push, are kept.
         """
         self._release_before(rank, number, pulled=True)
-        return self.rows(rank, number, empty)
+        rows = self.rows(rank, number, empty)
+        if self._floats is None:
+            return rows
+        found = self._shard.placed(self._batch(rank, number))
+        placed = {name: self._placed[name].to_host(floats_UD) for name, floats_UD in found.items()}
+        self._floats.pulled(pass_number, rank, {name: len(rows_UD) for name, rows_UD in placed.items()})
+        return rows | placed
 
     def rows(self, rank: int, number: int, empty: Empty, part: Part = WHOLE) -> dict[str, F32]:
         """The rows of a part of an announced batch, in arrays made by `empty`.
@@ -77,6 +100,13 @@ class StepCalls:
         """
         without = NONE_SENT if part.number else self._early.of(rank, number)
         return self._shard.rows(self._batch(rank, number), empty, part, without)
+
+    def leave_rows(self, request: DataRequest) -> None:
+        """Where rows are on a device: leave those of a rank's next batch to the trainer of this process."""
+        if self._floats is not None:
+            wanted = request.following
+            rows = {} if wanted is None else self._shard.placed(self._batch(request.rank, wanted))
+            self._floats.leave_rows(request.pass_number, request.step, request.rank, rows)
 
     def ask_early(self, request: DataRequest) -> None:
         """A rank asks for the early rows of its next batch."""
@@ -105,10 +135,21 @@ class StepCalls:
                 self._release_before(request.rank, request.batch)
                 self._pushed[request.rank] = request.batch
             if gradients:
-                push = Push(batch, gradients, request.batch_samples, request.part)
+                push = Push(batch, self._all(request, gradients), request.batch_samples, request.part)
                 self._shard.check(push)
         with self._turn:
             return self._take(request, push)
+
+    def _all(self, request: DataRequest, gradients: Mapping[str, Gradients]) -> dict[str, Gradients]:
+        """The gradients of a push, of which those on a device come another way."""
+        found = dict(gradients)
+        for name, table in self._placed.items():
+            if (push := gradients.get(name)) is not None:
+                assert self._floats is not None, "rows are on a device"
+                take = partial(self._floats.gradients, request.pass_number, request.step, request.rank, name)
+                coming = ComingFloats((len(push.show_U), table.rows.num_weights), take)
+                found[name] = PlacedGradients(push.grads_UD, push.show_U, push.click_U, coming)
+        return found
 
     def _take(self, request: DataRequest, push: Push | None) -> CallVerdict:
         step, rank, part = request.step, request.rank, request.part.number

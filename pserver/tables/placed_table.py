@@ -1,11 +1,12 @@
 """A table whose rows learn on the device of the trainer that the shard lives in; see pserver.rows.placed_rows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
-from headrace.pserver.protocol.shards import Floats, Gradients
+from headrace.pserver.protocol.shards import F32, Floats, Gradients
 from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.placed_rows import GradientScale, PlacedGradients, PlacedMaker, PlacedSlab
@@ -32,6 +33,16 @@ class PlacedTable(ShardTable):
         """(U, D) the rows of a batch to learn from, on the device; as `to_learn`."""
         self.deletions.purge(rows_U)
         return self._slab.read(frozen(rows_U), self.rows.columns["group"], self._steps)
+
+    def to_host(self, floats_UD: Floats) -> F32:
+        """A copy of rows in the memory of the host."""
+        return self._slab.to_host(floats_UD)
+
+    @override
+    def merge(self, pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:
+        placed = [(rows_U, push) for rows_U, push in pushes if isinstance(push, PlacedGradients)]
+        assert len(placed) == len(pushes), "gradients come from the device"
+        return self._slab.merged(placed)
 
     @override
     def _learn(self, rows_U: I32, push: Gradients, batch_samples: int, passes_U: U32 | None) -> None:

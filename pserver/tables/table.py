@@ -17,7 +17,7 @@ Threads: any number may reserve, find and release rows. The step's thread calls 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
@@ -46,7 +46,7 @@ from headrace.pserver.protocol.wire import is_exact
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from headrace.pserver.rows.dirty_rows import DirtyRows
-from headrace.pserver.rows.gradient_merge import frozen_gradients
+from headrace.pserver.rows.gradient_merge import frozen_gradients, merge
 from headrace.pserver.rows.row_cache import RowCache
 from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
 from headrace.pserver.rows.slab import Slab, SlabMaker
@@ -185,6 +185,10 @@ class ShardTable:
         share = settings.share_after(samples, versions)
         if share != settings.share:
             self.rows.set(settings.at(share))
+
+    def merge(self, pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:
+        """The pushes of a step, in rank order, as one with unique rows."""
+        return merge(pushes)
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
         """Apply one step's merged records of unique rows; `version` is that of the pass's close."""

@@ -246,10 +246,9 @@ class Generation:
         if late and start_by.passed():
             self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
-            found = {
-                "shards": [addresses[each.name] for each in self.plan.shards],
-                "readers": [addresses[each.name] or "" for each in self.plan.readers],
-            }
+            found: dict[str, object] = {"readers": [addresses[each.name] or "" for each in self.plan.readers]}
+            if self.plan.shards:  # else they are in the trainers
+                found["shards"] = [addresses[each.name] for each in self.plan.shards]
             self._start([replace(spec, config={**spec.config, **found}) for spec in self.plan.trainers])
 
     def _kill_all(self) -> None:

@@ -16,6 +16,7 @@ from headrace.identity.authority import Authority
 from headrace.identity.credentials import Identity
 from headrace.identity.peers import PeerRole
 from headrace.pserver.config import TableSection, Wire
+from headrace.rpc import unix_sockets
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
 from headrace.service.cluster.machine import input_files, stream_files
@@ -207,11 +208,28 @@ def plan_job(
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
+    plan = _with_shards_inside(plan) if job.spec.train.rows == "device" else plan
     plan = plan if trace is None else _traced(plan, trace, job.store / TRACE_PARTS)
     if authority is None:
         return plan
     head = authority.identity(authority.name(generation, PeerRole.HEAD, 0))
     return replace(_certified(plan, authority) if same_machine else plan, head=head)
+
+
+def _with_shards_inside(plan: JobPlan) -> JobPlan:
+    """The plan, with each shard in the process of the trainer of its number."""
+    if not plan.shards:
+        return plan
+    sockets = [plan.run_folder / f"{shard.name}.socket" for shard in plan.shards]
+    addresses = [unix_sockets.address_of(socket) for socket in sockets]
+    trainers = tuple(
+        replace(
+            trainer,
+            config={**trainer.config, "shard": {**shard.config, "socket": str(socket)}, "shards": addresses},
+        )
+        for trainer, shard, socket in zip(plan.trainers, plan.shards, sockets, strict=True)
+    )
+    return replace(plan, trainers=trainers, shards=())
 
 
 def _traced(plan: JobPlan, window: TraceWindow, folder: Path) -> JobPlan:

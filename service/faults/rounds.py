@@ -111,7 +111,8 @@ class FaultRuns:
         if self.folder.exists():
             raise SpecError(f"{self.folder} is left from an earlier fault run; remove it, or give another --seed")
         spec = asked.spec
-        sizes = spec.cluster.num_trainers, spec.cluster.num_shards
+        inside = spec.train.rows == "device"  # then the shards are in the trainers
+        sizes = spec.cluster.num_trainers, 0 if inside else spec.cluster.num_shards
         shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
         busy = JobFeatures(
             spec.store.mirror is not None,

@@ -87,7 +87,8 @@ class ClusterSection(GrownSection):
     """With an elastic number of trainers: how long the first of new workers waits for others that may follow. Then all
     of them are taken together, at the next close."""
     shards: int | None = Field(default=None, ge=0, le=64)
-    """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
+    """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1. With
+    `train.rows = "device"` and several trainers: as many as trainers, each in the process of one."""
     readers: int = Field(default=0, ge=0, le=64)
     """Reader processes, which read the source and run the pipe for the trainers, also on machines of their own; the
     same samples in the same order. 0: each trainer does so itself."""

@@ -20,7 +20,7 @@ from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
 from headrace.trainer.predict.after_training import check_after, check_evaluator
 from headrace.trainer.predict.config import EvaluatorSection, PredictionRequest
 from headrace.trainer.spec.defaults import fill_defaults
-from headrace.trainer.spec.device_rules import check_device_rows
+from headrace.trainer.spec.device_rules import RowWorkers, check_device_rows
 from headrace.validation import naming_entries
 
 
@@ -106,7 +106,7 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         spec.dense.check_trainers(spec.cluster.num_trainers)
         check_elastic(spec)
         check_in_batch(spec)
-        check_device_rows(spec, spec.cluster.num_shards, spec.cluster.wire)
+        check_device_rows(spec, _row_workers(spec.cluster))
         if spec.predict is not None:
             check_after(spec.predict, spec)
         check_evaluator(spec.evaluator, spec)
@@ -121,6 +121,16 @@ def with_raw(job: LoadedJob, whole: Mapping[str, Any]) -> LoadedJob:
     spec = validate(JobFile, whole)
     changed = replace(job, spec=spec, raw=without_secrets(whole), secrets=secrets_of(whole))
     return with_defaults(changed, spec.defaults or NEWEST_DEFAULTS)
+
+
+def _row_workers(cluster: ClusterSection) -> RowWorkers:
+    return RowWorkers(
+        num_trainers=cluster.num_trainers,
+        num_shards=cluster.num_shards,
+        elastic=cluster.elastic is not None,
+        one_machine=cluster.launcher == "local" and not cluster.leaves_machine,
+        wire=cluster.wire,
+    )
 
 
 def check_elastic(spec: JobFile) -> None:

@@ -79,6 +79,12 @@ class ThreadRanks:
     def _own(self, flat, size):
         return flat.view(size, -1)[self.rank % size]
 
+    def all_to_all(self, parts, sizes):
+        brought = self._meet("all_to_all", [part.clone() for part in parts])
+        found = [brought[rank][self.rank] for rank in range(self.world)]
+        assert [len(each) for each in found] == list(sizes), "a rank expects other floats than there are"
+        return found
+
     def copy_from_rank_0(self, flat):
         flat.copy_(self._meet(f"copy {tuple(flat.shape)}", flat.detach().clone())[0])
 

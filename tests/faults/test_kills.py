@@ -116,6 +116,25 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
     assert report(disturbed.store) == report(undisturbed.store)
 
 
+ON_DEVICES = ("train.rows=device", "train.rows_memory=2KiB", LONG_PASSES)
+"""Each of two trainers has a shard in its process, and most rows find no room on its device."""
+FEW_OF_TRAINERS = [
+    AtFailpoint("trainer-1", Failpoint.PARTLY_PUSHED, 7),
+    AtInstant(RANK_0, closes=1, delay_s=0.02),
+    AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("planned", [FEW_OF_TRAINERS, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_deaths_of_trainers_with_rows_on_their_devices_change_nothing(tmp_path, planned):
+    settings, planned = ON_DEVICES, planned or in_order(2, 0)
+    (undisturbed, calm), (disturbed, deaths) = calm_and_killed(tmp_path, (2, 2), settings, planned)
+    assert deaths.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+
+
 SCHEDULED = (
     "dense.schedule={kind='warmup_cosine', warmup=200, total=1000, final=0.1}",
     "tables.default={dim=4, init='normal', clip_norm=0.01, schedule={kind='inverse_sqrt', warmup=100}}",

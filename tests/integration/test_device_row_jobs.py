@@ -1,11 +1,11 @@
-"""Jobs whose rows learn on the trainer's device: the CPU here, with the bits of rows on the shard, whatever happens."""
+"""Jobs whose rows learn on the devices of trainers: the CPU here, with the bits of rows on shards, whatever happens."""
 
 from pathlib import Path
 
 import pytest
 
 from headrace.failpoints import Failpoint
-from tests.integration.stream_job import LIVING, write_living_job
+from tests.integration.stream_job import LIVING, headrace, write_living_job
 from tests.integration.trainer_here import closes, killed, run
 from tests.jobs import changed
 
@@ -62,3 +62,40 @@ def test_a_kill_changes_no_bit(job, on_host, tmp_path, point, hit):
     store = tmp_path / "store"
     killed(job, store, DEVICE, LITTLE, generation=1, point=point, hit=hit)
     assert run(job, store, DEVICE, LITTLE, generation=2) == on_host
+
+
+def on_trainers(job: Path, store: str, world: int, *settings: str) -> dict:
+    """A job of several trainers: on the host with one shard, on devices with a shard in each."""
+    shards = world if DEVICE in settings else 1
+    cluster = f"cluster={{trainers={world},shards={shards}}}"
+    ended = headrace(job, cluster, "train.threads=1", *settings, store=store)
+    assert ended.code == 0, ended.output
+    found = ended.report
+    return {key: found[key] for key in ("digest", "metrics", "samples", "events", "positions")}
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_several_trainers_have_the_bits_of_rows_on_a_shard(world, tmp_path):
+    job = write_living_job(tmp_path, num_parts=1, num_lines=NUM_LINES // 2, spec=SPEC)
+    host, device, little = (
+        on_trainers(job, name, world, *settings)
+        for name, settings in {"host": (), "device": (DEVICE,), "little": (DEVICE, LITTLE)}.items()
+    )
+    assert host == device == little
+
+
+@pytest.mark.slow
+def test_several_trainers_go_on_from_commits_of_rows_on_a_shard_and_back(tmp_path):
+    """Each change of the keys closes a pass without events, in both jobs."""
+    job = write_living_job(tmp_path, num_parts=3, num_lines=NUM_LINES // 4, spec=SPEC)
+    parts = sorted(tmp_path.glob("part-*.txt"))
+    later = [part.rename(part.with_suffix(".later")) for part in parts[1:]]
+    ends = {}
+    for name, ways in {"first": ((DEVICE,), (), (DEVICE, LITTLE)), "then": ((), (DEVICE,), ())}.items():
+        for part in later:
+            part.with_suffix(".txt").unlink(missing_ok=True)
+        for number, settings in enumerate(ways):
+            if number:
+                later[number - 1].with_suffix(".txt").write_text(later[number - 1].read_text())
+            ends[name] = on_trainers(job, name, 2, *settings)
+    assert ends["first"] == ends["then"]

@@ -161,6 +161,10 @@ def test_rows_that_most_steps_read_get_the_room():
     ("changes", "key"),
     [
         ({"cluster": {"trainers": 2}}, "cluster.shards"),
+        ({"cluster": {"trainers": 2, "shards": 3}}, "cluster.shards"),
+        ({"cluster.shards": 1}, "cluster.shards"),
+        ({"cluster": {"trainers": {"min": 2, "max": 3}, "shards": 3}}, "cluster.trainers"),
+        ({"cluster": {"trainers": 2, "shards": 2, "launcher": "external"}}, "cluster.launcher"),
         ({"cluster.wire": "bfloat16"}, "cluster.wire"),
         ({"train.staleness": 1}, "train.staleness"),
         ({"dense.strategy": "shards"}, "dense.strategy"),

@@ -187,6 +187,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+        """A flat tensor from each rank, by rank, for one to each rank; `sizes`: floats that come from each."""
+        ...
+
     def copy_from_rank_0(self, flat: Tensor) -> None:
         """Overwrite a flat tensor on the CPU with the one of rank 0. Same size and type on all ranks."""
         ...
@@ -253,6 +257,9 @@ class SingleRank:
 
     def all_gather_of_ranks(self, flat: Tensor) -> Callable[[], None]:
         return lambda: None
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+        return parts
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
         pass
@@ -409,6 +416,16 @@ class TorchRanks:
             for handle in work:
                 handle.wait()
         self.waits.add(kind, time.perf_counter() - since_s)
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+        sent = torch.cat(list(parts))
+        found = sent.new_empty(sum(sizes))
+        with _joined(self.rank):
+            dist.all_to_all_single(found, sent, list(sizes), [len(part) for part in parts])
+        for peer in range(self.world):
+            if peer != self.rank:
+                self._traffic.exchange(peer, parts[peer].nbytes, sizes[peer] * sent.element_size())
+        return torch.split(found, list(sizes))
 
     @_together
     def copy_from_rank_0(self, flat: Tensor) -> None:

@@ -23,7 +23,6 @@ from headrace.trainer.journal.records import (
 from headrace.trainer.rank0.job_in_force import JobInForce
 from headrace.trainer.rank0.shrink_guard import has_rule
 from headrace.trainer.spec.changes import MOST_TRAINERS, SHARDS, TRAINERS, after_set, present_names
-from headrace.trainer.spec.device_rules import check_device_rows
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.validation import no_such
 
@@ -61,7 +60,8 @@ def resize_requested(request: Request, job: JobInForce, waiting: Iterable[Acting
     job.now.dense.check_trainers(world)
     least = int(world > 1)
     num_shards = max(now.get(SHARDS, 0), least) if shards is None else _number_of(SHARDS, shards, least)
-    check_device_rows(job.now, num_shards)
+    if job.now.train.rows == "device":
+        raise SpecError("rows on devices do not move while a job runs: stop it, and change the job file", "train.rows")
     keys = {SHARDS: num_shards, TRAINERS: world}
     if job.elastic is not None and trainers is not None:
         fewest, most = job.elastic

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
@@ -23,13 +24,14 @@ from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.failpoints import arm
 from headrace.identity.credentials import Identity
-from headrace.pserver.client.connection import ShardCaller
+from headrace.pserver.client.connection import GREETING_S, ShardCaller
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import PartStore, ShardProcess
 from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.feed import feed_server
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.server.step_floats import StepFloats
 from headrace.rpc import refusals
 from headrace.rpc.rendezvous import RendezvousClient
 from headrace.secrets import with_secrets
@@ -88,6 +90,7 @@ from headrace.trainer.train.model_feed import FeedContent, open_feed
 from headrace.trainer.train.observer import Observer
 from headrace.trainer.train.pipeline_step import PipelineStepper
 from headrace.trainer.train.reading import gated_in, open_reader, read_first, readers_of
+from headrace.trainer.train.row_exchange import Devices, PeerShards, served_shard
 from headrace.trainer.train.step import Stepper, StepSettings
 from headrace.trainer.train.trainer_setup import Setup
 
@@ -194,8 +197,9 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
     schema, train = Schema.of(job.slots), job.train
     policy = policy_of(train.mode, train.staleness, train.merge, train.max_ahead)
     with (
+        _own_shard(config, job, device) as floats,
         closing(_ranks(config, device, job.train, identity)) as ranks,
-        closing(_shards(config, job, schema, identity, device)) as shards,
+        closing(_shards(config, job, schema, identity, device, _devices(ranks, device, floats))) as shards,
         readers_of(config, job, schema, identity) as readers,
     ):
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
@@ -212,6 +216,9 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
             identity=identity,
             readers=readers,
         )
+        if floats is not None:  # rank 0 may need the shards of others until now; it holds the store of meetings
+            ranks.meet()
+            ranks.sum(np.zeros(1, np.int64))
 
 
 def _rank0(setup: Setup, beginning: RestartPoint | None) -> AbstractContextManager[RankZero | None]:
@@ -464,8 +471,26 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, iden
     return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)
 
 
+def _own_shard(
+    config: WorkerConfig, job: TrainerJob, device: torch.device
+) -> AbstractContextManager[StepFloats | None]:
+    """Serve the shard in this process, where there is one that others reach: before they are met."""
+    if config.shard is None:
+        return nullcontext()
+    return served_shard(config.shard, placed_tables(job.tables, device, job.train.rows_memory))
+
+
+def _devices(ranks: Ranks, device: torch.device, floats: StepFloats | None) -> Devices | None:
+    return None if floats is None else Devices(ranks, device, floats)
+
+
 def _shards(
-    config: WorkerConfig, job: TrainerJob, schema: Schema, identity: Identity | None, device: torch.device
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    identity: Identity | None,
+    device: torch.device,
+    devices: Devices | None,
 ) -> Shards:
     tables = tables_on_shards(job.tables, job.dense, job.slots, job.join)
     if not config.shards:
@@ -488,21 +513,19 @@ def _shards(
         on_device = job.tables if job.train.rows == "device" else {}
         placed = placed_tables(on_device, device, job.train.rows_memory)
         return EmbeddedShards(alone, config.cores, feed_server.endpoint_of(config.interface, identity), placed)
-    return RemoteShards(
-        config.shards,
-        tables,
-        ShardCaller(
-            rank=config.rank,
-            world=config.world,
-            generation=config.generation,
-            secret=config.secret,
-            max_message_bytes=config.max_message,
-            identity=identity,
-            wire=config.wire,
-            silent_s=config.node_timeout,
-        ),
-        Deadline.after(OPEN_S),
+    caller = ShardCaller(
+        rank=config.rank,
+        world=config.world,
+        generation=config.generation,
+        secret=config.secret,
+        max_message_bytes=config.max_message,
+        identity=identity,
+        wire=config.wire,
+        silent_s=config.node_timeout,
+        greeting_s=GREETING_S if devices is None else config.node_timeout,  # other trainers have more to do
     )
+    opening = config.shards, tables, caller, Deadline.after(OPEN_S)
+    return RemoteShards(*opening) if devices is None else PeerShards(*opening, job.tables.keys(), devices)
 
 
 def _dense(setup: Setup, model: nn.Module, default_rows: DefaultRows) -> DenseStrategy:

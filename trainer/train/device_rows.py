@@ -17,7 +17,8 @@ Shapes: U rows of a step, M of them without a place, R rows of the table, C plac
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,12 +30,14 @@ from typing_extensions import override
 
 from headrace.errors import SpecError
 from headrace.pserver.config import TableSection
-from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.protocol.shards import F32, U16, U64, Floats
 from headrace.pserver.protocol.table_stats import DeviceRows
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import FreeNumbers, frozen, grown
+from headrace.pserver.rows.gradient_merge import frozen_gradients, merge
 from headrace.pserver.rows.placed_rows import GradientScale, PlacedGradients, PlacedMaker, PlacedSlab
 from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
+from headrace.pserver.server.step_floats import ComingFloats
 from headrace.trainer.train.row_learning import LEARNERS, Numbers, by_show, clipped, root
 
 I32 = NDArray[np.int32]
@@ -320,6 +323,38 @@ class DeviceSlab(PlacedSlab):
         return self._transfers.now(numbers.astype(np.int64))
 
     @override
+    def to_host(self, floats_UD: Floats) -> F32:
+        assert isinstance(floats_UD, Tensor), "its own"
+        return floats_UD.cpu().numpy()
+
+    @override
+    def merged(self, pushes: Sequence[tuple[I32, PlacedGradients]]) -> tuple[I32, PlacedGradients]:
+        parts = [self._tensor_of(push) for _, push in pushes]
+        rows_M, counted = merge([(frozen(rows_U), frozen_gradients(push)) for rows_U, push in pushes])
+        first, *others = parts
+        if not others:
+            return pushes[0][0], replace(pushes[0][1], tensor=first, at_U=None)
+        order_M, seen_M = np.argsort(rows_M), np.zeros(len(rows_M), np.bool_)
+        sums_MD = torch.empty((len(rows_M), first.shape[1]), device=self._device)
+        for (rows_U, _), grads_UD in zip(pushes, parts, strict=True):
+            place_U = order_M[np.searchsorted(rows_M, rows_U, sorter=order_M)]
+            again_U = seen_M[place_U]
+            for chosen_U, adds in ((~again_U, False), (again_U, True)):
+                at, some_KD = (
+                    self._index(place_U[chosen_U]),
+                    grads_UD.index_select(0, self._index(chosen_U.nonzero()[0])),
+                )
+                sums_MD.index_copy_(0, at, sums_MD.index_select(0, at) + some_KD if adds else some_KD)
+            seen_M[place_U] = True
+        return rows_M, PlacedGradients(counted.grads_UD, counted.show_U, counted.click_U, sums_MD)
+
+    def _tensor_of(self, push: PlacedGradients) -> Tensor:
+        """(U, D) the gradients of a push, which are here by now."""
+        grads = push.tensor.take() if isinstance(push.tensor, ComingFloats) else push.tensor
+        assert isinstance(grads, Tensor), "gradients come from the device"
+        return grads if push.at_U is None else grads.index_select(0, self._index(push.at_U))
+
+    @override
     def learn_placed(
         self, rows_U: I32, push: PlacedGradients, scale: GradientScale, group_R: U16, passes_U: U32 | None
     ) -> None:
@@ -347,10 +382,7 @@ class DeviceSlab(PlacedSlab):
 
     def _scaled(self, push: PlacedGradients, scale: GradientScale) -> Tensor:
         """(U, D) the gradients as the optimizer takes them: the twin of ShardTable._scaled."""
-        grads_UD = push.tensor
-        assert isinstance(grads_UD, Tensor), "gradients come from the device"
-        if push.at_U is not None:
-            grads_UD = grads_UD.index_select(0, self._index(push.at_U))
+        grads_UD = self._tensor_of(push)
         if scale.kind == "show":
             grads_UD = by_show(grads_UD, self._transfers.now(np.array(push.show_U)), scale.batch_samples)
         elif scale.kind == "sum":
