@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -44,6 +45,12 @@ def pytest_collection_finish() -> None:
     """Tests and libraries stay: looking for garbage among their objects would take seconds each time."""
     gc.collect()
     gc.freeze()
+    for (
+        name,
+        logger,
+    ) in logging.root.manager.loggerDict.items():  # in each phase pytest attaches itself to all that do not
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +61,9 @@ def _same_randomness_at_each_run(request: pytest.FixtureRequest) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # manual_seed notes the stack for each kind of device, every time
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
 
 
 @pytest.fixture(autouse=True)
