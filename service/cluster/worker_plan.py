@@ -23,12 +23,13 @@ from headrace.service.cluster.machine import input_files, stream_files
 from headrace.service.cluster.runtime import PYTHON, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from headrace.service.spec.config import ClusterSection, WorkerResources
-from headrace.service.spec.job import LoadedJob
+from headrace.service.spec.job import LoadedJob, row_workers
 from headrace.service.spec.launchers import launcher_of
 from headrace.shared_folder import SharedFolder, digests, head_sizes
 from headrace.timeline import TracePart, TraceWindow
 from headrace.trainer.predict.config import PredictionRequest
 from headrace.trainer.spec.class_rules import label_bounds_of, masks_of
+from headrace.trainer.spec.device_rules import check_device_rows
 from headrace.trainer.spec.history_tables import history_tables, remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
@@ -208,7 +209,9 @@ def plan_job(
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
-    plan = _with_shards_inside(plan) if job.spec.train.rows == "device" else plan
+    if job.spec.train.rows == "device":
+        check_device_rows(job.spec, row_workers(cluster))  # an earlier resize may have given other numbers
+        plan = _with_shards_inside(plan)
     plan = plan if trace is None else _traced(plan, trace, job.store / TRACE_PARTS)
     if authority is None:
         return plan

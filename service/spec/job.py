@@ -106,7 +106,7 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         spec.dense.check_trainers(spec.cluster.num_trainers)
         check_elastic(spec)
         check_in_batch(spec)
-        check_device_rows(spec, _row_workers(spec.cluster))
+        check_device_rows(spec, row_workers(spec.cluster))
         if spec.predict is not None:
             check_after(spec.predict, spec)
         check_evaluator(spec.evaluator, spec)
@@ -123,7 +123,8 @@ def with_raw(job: LoadedJob, whole: Mapping[str, Any]) -> LoadedJob:
     return with_defaults(changed, spec.defaults or NEWEST_DEFAULTS)
 
 
-def _row_workers(cluster: ClusterSection) -> RowWorkers:
+def row_workers(cluster: ClusterSection) -> RowWorkers:
+    """The workers, as far as rows on devices depend on them."""
     return RowWorkers(
         num_trainers=cluster.num_trainers,
         num_shards=cluster.num_shards,

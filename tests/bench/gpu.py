@@ -1,6 +1,7 @@
 """`make gpu`: all that this project knows about a GPU, in one run of about ten minutes on a machine that has one.
 
-1. What the machine is. 2. The tests that need a GPU, NCCL between two processes on it among them. 3. W1 at both widths:
+1. What the machine is. 2. The tests that need a GPU, NCCL between two processes on it among them: sums, and rows on
+the devices of two trainers. 3. W1 at both widths:
 rows on the device, rows on the host, plain PyTorch and FBGEMM's TBE on the same GPU. 4. Where the time of a step goes.
 
 It writes build/gpu/results.json and build/gpu/table.md, the table of docs/gpu.md, and nothing outside the checkout. A
@@ -60,7 +61,8 @@ def size_of(device: str) -> Size:
     """All of it on a GPU; on a CPU as much as shows that every part works."""
     if device == "cuda":
         return Size(1_000_000, 150, tests_of_gpus())
-    return Size(50_000, 30, ("tests/unit/test_device_rows.py", "tests/unit/test_row_learning.py"))
+    names = "unit/test_device_rows.py", "unit/test_row_learning.py", "contract/test_row_exchange.py"
+    return Size(50_000, 30, tuple(f"tests/{name}" for name in names))
 
 
 def tests_of_gpus() -> tuple[str, ...]:

@@ -85,6 +85,7 @@ def test_several_trainers_have_the_bits_of_rows_on_a_shard(world, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_several_trainers_go_on_from_commits_of_rows_on_a_shard_and_back(tmp_path):
     """Each change of the keys closes a pass without events, in both jobs."""
     job = write_living_job(tmp_path, num_parts=3, num_lines=NUM_LINES // 4, spec=SPEC)

@@ -20,6 +20,9 @@ from headrace.pserver.rows.placed_rows import PlacedGradients
 from headrace.pserver.server.commands import CountRows, DigestRows, Operate
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.spec.job import job_of
+from headrace.trainer.rank0.job_in_force import JobInForce
+from headrace.trainer.rank0.requests import resize_requested
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 from headrace.trainer.train.device_rows import placed_tables
 from tests.fakes.devices import DEVICES
 from tests.integration.stream_job import SPEC
@@ -155,6 +158,13 @@ def test_rows_that_most_steps_read_get_the_room():
         assert found is not None and found.num_rows <= 10 and found.num_apart == 0
     finally:
         twins.close()
+
+
+def test_a_job_with_rows_on_devices_is_not_resized_while_it_runs(tmp_path):
+    workers = {"cluster": {"trainers": 2, "shards": 2}, "train.rows": "device"}
+    job = JobInForce(job_of(tomllib.loads(changed(SPEC, workers)), tmp_path).spec, {TRAINERS: 2, SHARDS: 2})
+    with pytest.raises(SpecError, match="stop it, and change the job file"):
+        resize_requested({"id": "a", "trainers": 3}, job)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ RATE = {"code": 0, "took_s": 1.0}
 def test_it_runs_every_test_that_needs_a_gpu_and_every_rate():
     parts = {part.name: part for part in gpu.plan("cuda", Path("w1.npz"))}
     command = parts["tests"].command
-    for name in ("integration/test_cuda_jobs", "contract/test_sums_of_processes", "unit/test_device_rows"):
+    of_processes = "contract/test_sums_of_processes", "contract/test_row_exchange"
+    for name in ("integration/test_cuda_jobs", "unit/test_device_rows", *of_processes):
         assert f"tests/{name}.py" in command
     wheres = {"rows on the device", "rows on the host", "plain PyTorch", "FBGEMM's TBE"}
     assert {name for name in parts if "profile" not in name and name.startswith("W1/")} == {

@@ -53,6 +53,18 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
     assert {worker.secret for worker in (*shards, *trainers)} == {planned.secret}
 
 
+def test_with_rows_on_devices_each_trainer_has_a_shard_within_and_is_told_where_all_are(tmp_path):
+    settings = ["train.rows=device", "cluster={trainers=2,shards=2}", f"store.path={tmp_path}/store"]
+    planned = plan_job(load_job(NEWS, settings), tmp_path / "run", 8, generation=3)
+    assert planned.shards == planned.servers == ()
+    trainers = [validate(WorkerConfig, each.config) for each in planned.trainers]
+    sockets = [tmp_path / "run" / f"shard-{number}.socket" for number in range(2)]
+    assert [(each.shard.shard, each.shard.num_ranks, each.shard.socket) for each in trainers] == [
+        (number, 2, socket) for number, socket in enumerate(sockets)
+    ]
+    assert {each.shards for each in trainers} == {tuple(f"unix:{socket}" for socket in sockets)}
+
+
 def test_workers_off_loopback_get_certificates_of_their_generation_and_the_launcher_one(plan, tmp_path):
     authority = open_authority(tmp_path / "identity", "news")
     planned = plan('{trainers=2,shards=1,interface="eth0",trust_interface=true}', authority=authority)
