@@ -30,7 +30,7 @@ class ExportedItems:
     @property
     def dim(self) -> int:
         """Numbers of a vector."""
-        return int(self._index.vectors_GVL.shape[1])
+        return int(self._index.vectors_IV.shape[1])
 
     def table(self) -> pa.Table:
         """The fields of all items of the catalogue, in its order."""
@@ -38,7 +38,7 @@ class ExportedItems:
 
     def vectors(self) -> NDArray[np.float32]:
         """(I, dim) the vectors of all items of the catalogue, in its order; zeros for items that cannot be found."""
-        return np.ascontiguousarray(self._index.vectors_IV)
+        return self._index.vectors_IV.copy()
 
     def search(
         self,

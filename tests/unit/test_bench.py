@@ -1,10 +1,11 @@
 """The benches of tables that live still run: a small round of each tells every figure."""
 
 import math
+from argparse import Namespace
 
 import numpy as np
 
-from tests.bench import admission, aging, exports, filled
+from tests.bench import admission, aging, exports, filled, search
 
 
 def told(figures):
@@ -50,3 +51,8 @@ def test_admission_is_timed_of_every_kind_of_entry():
     found = told(admission.figures(steps=3))
     assert len(found) == len(admission.ENTRIES) * 9
     assert all(math.isfinite(value) for value in found.values())
+
+
+def test_the_bench_of_search_tells_every_index():
+    lines = [*search.measure(3000, Namespace(dim=8, k=10, rounds=1, graphs=False))]
+    assert lines[0].startswith("| Headrace, exact |") and " | 1.000 | " in lines[0]

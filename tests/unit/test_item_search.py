@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trainer.serving.item_search_kernels import LANES, in_blocks, search, search_reference
+from headrace.trainer.serving.item_search_kernels import LANES, rounded, search, search_reference
 
 
 def found(vectors_IV, open_I, user_BV, most, after=None):
@@ -14,7 +14,7 @@ def found(vectors_IV, open_I, user_BV, most, after=None):
     count_B = np.zeros(num_users, np.int64)
     after_B = np.full(num_users, np.inf, np.float32) if after is None else np.array([after[0]], np.float32)
     at_B = np.full(num_users, -1) if after is None else np.array([after[1]])
-    search(in_blocks(vectors_IV), open_I, user_BV, after_B, at_B, score_BK, at_BK, count_B)
+    search(vectors_IV, *rounded(vectors_IV), open_I, user_BV, after_B, at_B, score_BK, at_BK, count_B)
     return [(score_BK[b, :n].tolist(), at_BK[b, :n].tolist()) for b, n in enumerate(count_B)]
 
 
@@ -22,16 +22,25 @@ def wanted(*asked):
     return tuple(each.tolist() for each in search_reference(*asked))
 
 
+VALUES = (
+    lambda rng, shape: rng.integers(-2, 3, shape) / 3,  # many scores are equal
+    lambda rng, shape: rng.normal(size=shape),
+    lambda rng, shape: 1 + 1e-6 * rng.normal(size=shape),  # rounded, all are equal
+    lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(-44, 18, shape),  # rounded, most numbers are 0
+)
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
-    num_items=st.sampled_from([1, 2, 30, LANES - 1, LANES, LANES + 1, 2 * LANES + 7]),
+    num_items=st.sampled_from([1, 2, 30, LANES - 1, LANES, LANES + 1, 9 * LANES + 7]),
     length=st.integers(1, 9),
     most=st.sampled_from([1, 2, 10, 50]),
     share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    values=st.sampled_from(VALUES),
 )
-def test_the_best_items_are_those_of_the_plain_twin(seed, num_items, length, most, share):
+def test_the_best_items_are_those_of_the_plain_twin(seed, num_items, length, most, share, values):
     rng = np.random.default_rng(seed)
-    vectors_IV = (rng.integers(-2, 3, (num_items, length)) / 3).astype(np.float32)  # many scores are equal
+    vectors_IV = values(rng, (num_items, length)).astype(np.float32)
     open_I, user_BV = rng.random(num_items) < share, rng.normal(size=(3, length)).astype(np.float32)
     user_BV[1] = 0
     first = found(vectors_IV, open_I, user_BV, most)

@@ -130,7 +130,7 @@ def test_the_index_of_a_followed_version_equals_one_from_scratch(tmp_path):
         served.learn(version, gone=("i5",) if version == 4 else ())
     scratch = ReplicaState(5, 1 << 30, ItemIndexer())
     scratch.apply(served.job.whole(5))
-    assert served.state.items.index.vectors_GVL.tobytes() == scratch.items.index.vectors_GVL.tobytes()
+    assert served.state.items.index.vectors_IV.tobytes() == scratch.items.index.vectors_IV.tobytes()
     assert served.state.items.index.there_I.tolist() == scratch.items.index.there_I.tolist()
     assert served.state.items.index.num_items == 5999, "i5 is gone"
 
@@ -140,7 +140,7 @@ def test_a_forgotten_item_is_gone_with_its_version_and_a_new_one_is_there(served
     served.learn(2, gone=("i7",))
     assert "i7" not in ids(served.retrieve(users=[{"user": 3}], k=100))
     place = [each["item"] for each in served.job.items].index("i7")
-    assert not served.state.items.index.vectors_GVL[0, :, place].any(), "nor is its vector"
+    assert not served.state.items.index.vectors_IV[place].any(), "nor is its vector"
     served.learn(3)  # somebody sees it again
     served.state.apply(replace(served.job.whole(4), whole=True))
     assert ids(served.retrieve(users=[{"user": 3}], k=100)) == [name for name, _ in served.job.best(3)]
@@ -233,7 +233,7 @@ def test_a_rollback_to_a_version_without_vectors_changes_nothing(tmp_path):
     served.learn(4)
     scratch = ReplicaState(5, 1 << 30, ItemIndexer())
     scratch.apply(served.job.whole(4))
-    assert served.state.items.index.vectors_GVL.tobytes() == scratch.items.index.vectors_GVL.tobytes()
+    assert served.state.items.index.vectors_IV.tobytes() == scratch.items.index.vectors_IV.tobytes()
 
 
 def test_texts_that_are_not_utf_8_are_refused(served):
@@ -304,7 +304,7 @@ def test_a_catalogue_may_be_parquet(served, tmp_path):
     pq.write_table(table, tmp_path / "items.parquet")
     other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
     other.apply(served.job.whole(1))
-    assert other.items.index.vectors_GVL.tobytes() == served.state.items.index.vectors_GVL.tobytes()
+    assert other.items.index.vectors_IV.tobytes() == served.state.items.index.vectors_IV.tobytes()
 
 
 def test_the_uncompressed_size_of_parquet_counts(served, tmp_path, monkeypatch):
@@ -504,7 +504,7 @@ def test_an_export_holds_the_items_that_a_replica_finds(tmp_path):
     manifest = {"name": "0000000002-base", "kind": "base", "version": 2, "tables": {}, "files": files}
     items = ExportedItems(index_in(ReadableExport(ExportFolder(str(tmp_path / "out"), tmp_path), manifest)), 2)
     users, asked = np.array([[1, 2, 3], [0, -1, 0.5]], np.float32), {"kind": ["news"]}
-    assert items.vectors().tobytes() == np.ascontiguousarray(served.state.items.index.vectors_IV).tobytes()
+    assert items.vectors().tobytes() == served.state.items.index.vectors_IV.tobytes()
     found = items.search(users, 7, equal=asked, excluded=["i3"])
     assert found["user"].to_pylist() == [0] * 7 + [1] * 7 and "i3" not in found["item"].to_pylist()
     wanted = [each["item"] for each in job.items if each["kind"] == ["news"] and each["item"] not in ("i3", "i5")]

@@ -31,7 +31,6 @@ from headrace.trainer.exports.parquet_files import OpenFile
 from headrace.trainer.exports.reader import MODEL, ReadableExport
 from headrace.trainer.serving.item_catalogue import catalogue_of, read_catalogue
 from headrace.trainer.serving.item_index import ItemIndex
-from headrace.trainer.serving.item_search_kernels import in_blocks
 from headrace.trainer.serving.slot_layout import F32, TableView, view_of
 
 ITEMS = "items.parquet"
@@ -66,7 +65,7 @@ def write_items(
                 deadline.check("writing items")
                 writer.write_table(_table(index, begin, begin + GROUP_ROWS))
         sink.rows = len(index.catalogue)
-    dim = index.vectors_GVL.shape[1]
+    dim = index.vectors_IV.shape[1]
     return {"ok": True, "why": "", "items": len(index.catalogue), "found": index.num_items, "dim": dim}
 
 
@@ -101,9 +100,7 @@ def _view(find: FindRows, table: str, keys_U: U64) -> TableView:
 def _table(index: ItemIndex, begin: int, end: int) -> pa.Table:
     fields = index.catalogue.fields.slice(begin, end - begin).combine_chunks()
     vectors_BV: F32 = index.vectors_IV[begin:end]
-    vectors = pa.FixedSizeListArray.from_arrays(
-        pa.array(np.ascontiguousarray(vectors_BV).reshape(-1)), index.vectors_GVL.shape[1]
-    )
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors_BV.reshape(-1)), vectors_BV.shape[1])
     chunks = fields.to_struct_array().chunks
     struct = chunks[0] if chunks else pa.array([], pa.struct(list(fields.schema)))
     columns = {
@@ -136,9 +133,11 @@ def index_in(export: ReadableExport) -> ItemIndex:
         vectors = table["vector"].combine_chunks()
         vectors_IV = vectors.flatten().to_numpy().reshape(len(catalogue), -1)
         there_I = table["found"].to_numpy()
+        if not np.isfinite(vectors_IV).all():
+            raise ValueError("a vector is not finite")  # noqa: TRY301  # as those of NumPy above
     except (KeyError, TypeError, ValueError, BadInput) as error:  # ValueError: also pyarrow's
         raise ExportUnusable(f"{export.place.address}: {ITEMS} does not fit {MODEL}: {error}") from error
-    return ItemIndex(catalogue, in_blocks(vectors_IV), there_I)
+    return ItemIndex.of(catalogue, vectors_IV, there_I)
 
 
 def _read(export: ReadableExport) -> pa.Table:

@@ -3,7 +3,7 @@
 Vectors are computed in blocks of a fixed size in the order of the catalogue, so exports and replicas have the same bits
 for the same version and catalogue. trainer.serving.item_index searches them.
 
-Shapes: I items, G blocks of LANES items, B items of a block, V length of a vector, N signs.
+Shapes: I items, B items of a block, V length of a vector, N signs.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +20,9 @@ from headrace.trainer.exports.onnx_model import PREFIX, DenseGraph, OnnxModel
 from headrace.trainer.models.item_counts import log_shares
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from headrace.trainer.serving.item_index import Bools, ItemIndex
-from headrace.trainer.serving.item_search_kernels import LANES
 from headrace.trainer.serving.slot_layout import F32, U64, InferenceInputs, SlotLayout, TableView
 
-TOWER_ITEMS = 4 * LANES
+TOWER_ITEMS = 4096
 """Items whose vectors are computed at a time. Always so many, as the last bits of a product depend on it."""
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -91,7 +90,7 @@ class ItemTower:
         popularity_I = None
         if self._counts is not None:
             popularity_I = log_shares(weights.get(PREFIX + self._counts), self.catalogue.sign_I)
-        vectors_GVL: F32 | None = None
+        vectors_IV: F32 | None = None
         for number, inputs in enumerate(self._blocks):
             on_block()
             begin = number * TOWER_ITEMS
@@ -109,14 +108,11 @@ class ItemTower:
             found_BV = np.where(there_B[:, None], found_BV, np.float32(0))
             if not np.isfinite(found_BV).all():
                 raise BadInput(f"output {self._output!r} is not finite for an item of the catalogue")
-            if vectors_GVL is None:
-                num_blocks = -(-len(self.catalogue) // LANES)
-                vectors_GVL = np.zeros((num_blocks, found_BV.shape[1], LANES), np.float32)
-            for place in range(0, len(found_BV), LANES):
-                part = found_BV[place : place + LANES]
-                vectors_GVL[(begin + place) // LANES, :, : len(part)] = part.T
-        assert vectors_GVL is not None, "a catalogue has items"
-        return ItemIndex(self.catalogue, vectors_GVL, there_I)
+            if vectors_IV is None:
+                vectors_IV = np.empty((len(self.catalogue), found_BV.shape[1]), np.float32)
+            vectors_IV[begin : begin + len(found_BV)] = found_BV
+        assert vectors_IV is not None, "a catalogue has items"
+        return ItemIndex.of(self.catalogue, vectors_IV, there_I)
 
     def _there(self, tables: Mapping[str, TableView]) -> Bools:
         """Which items can be found: those with a row of their own, unless others may be, too."""

@@ -2,7 +2,7 @@
 
 trainer.exports.item_tower computes the vectors; an export holds them as trainer.exports.item_file has them.
 
-Shapes: I items, G blocks of items, V length of a vector, B users, K best items.
+Shapes: I items, G blocks of LANES items, V length of a vector, W up to a multiple, B users, K best items.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
-from headrace.trainer.serving.item_search_kernels import search
+from headrace.trainer.serving.item_search_kernels import F64, I8, rounded, search
 from headrace.trainer.serving.slot_layout import F32, I64
 
 Bools = NDArray[np.bool_]
@@ -23,21 +23,23 @@ class ItemIndex:
     """The vectors of all items by one version."""
 
     catalogue: ItemCatalogue
-    vectors_GVL: F32
-    """As headrace.trainer.serving.item_search_kernels reads them; zeros for items that are not found."""
+    vectors_IV: F32
+    """In the order of the catalogue; zeros for items that are not found."""
     there_I: Bools
     """Whether an item can be found."""
+    rounded: tuple[I8, F32, F64, F64]
+    """The vectors as the pass over all items reads them."""
+
+    @classmethod
+    def of(cls, catalogue: ItemCatalogue, vectors_IV: F32, there_I: Bools) -> "ItemIndex":
+        """The index of these vectors."""
+        vectors_IV = np.ascontiguousarray(vectors_IV, np.float32)
+        return cls(catalogue, vectors_IV, there_I, rounded(vectors_IV))
 
     @property
     def num_items(self) -> int:
         """Items that can be found."""
         return int(np.count_nonzero(self.there_I))
-
-    @property
-    def vectors_IV(self) -> F32:
-        """(I, V) the vectors in the order of the catalogue."""
-        length = self.vectors_GVL.shape[1]
-        return self.vectors_GVL.transpose(0, 2, 1).reshape(-1, length)[: len(self.catalogue)]
 
     def search(
         self, user_BV: F32, most: int, open_I: Bools, after: Sequence[tuple[float, int]] = ()
@@ -53,5 +55,5 @@ class ItemIndex:
         after_B = np.array([score for score, _ in begins], np.float32)
         at_B = np.array([at for _, at in begins], np.int64)
         user_BV = np.ascontiguousarray(user_BV, np.float32)
-        search(self.vectors_GVL, open_I, user_BV, after_B, at_B, score_BK, at_BK, count_B)
+        search(self.vectors_IV, *self.rounded, open_I, user_BV, after_B, at_B, score_BK, at_BK, count_B)
         return [(score_BK[b, : count_B[b]], at_BK[b, : count_B[b]]) for b in range(num_users)]
