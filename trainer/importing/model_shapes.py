@@ -4,15 +4,11 @@ python -m headrace.trainer.importing.model_shapes < {"job": ..., "folder": ...}
 -> {"tensors": {name: shape}} or {"error": ...}
 """
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import documents
-from headrace.errors import HeadraceError
-from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.models.torch_subprocess import answer_of, reply
 
 
 def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
@@ -33,15 +29,12 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from headrace.trainer.features.default_rows import PREFIX, widths_of
     from headrace.trainer.train.model_building import build_model
 
-    try:
-        job = validate(TrainerJob, request["job"], only_known=True)
-        schema = Schema.of(job.slots)
-        model = build_model(job, schema, Path(request["folder"]), torch.device("cpu"))
-    except HeadraceError as error:
-        return {"error": str(error)}
+    job = validate(TrainerJob, request["job"], only_known=True)
+    schema = Schema.of(job.slots)
+    model = build_model(job, schema, Path(request["folder"]), torch.device("cpu"))
     default_rows = {PREFIX + name: [width] for name, width in widths_of(schema, job.tables).items()}
     return {"tensors": {name: list(tensor.shape) for name, tensor in model.state_dict().items()} | default_rows}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
+    reply(_answer)

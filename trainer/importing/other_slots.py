@@ -4,15 +4,11 @@ python -m headrace.trainer.importing.other_slots < {"old": ..., "new": ..., "fol
 -> {"weights": [...]} or {"error": ...}
 """
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace import documents
-from headrace.errors import HeadraceError
-from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.models.torch_subprocess import answer_of, reply
 
 
 class WeightChange(NamedTuple):
@@ -40,13 +36,10 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from headrace.trainer.train.commit_state import carried_between, weights_of
 
     folder = Path(request["folder"])
-    try:
-        old, new = (validate(TrainerJob, request[name], only_known=True) for name in ("old", "new"))
-        plan = carried_between(old, weights_of(old, folder), new, weights_of(new, folder))
-    except HeadraceError as error:
-        return {"error": str(error)}
+    old, new = (validate(TrainerJob, request[name], only_known=True) for name in ("old", "new"))
+    plan = carried_between(old, weights_of(old, folder), new, weights_of(new, folder))
     return {"weights": [[each.name, each.old, each.new, each.num_kept] for each in plan if each.changes]}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
+    reply(_answer)

@@ -1,11 +1,12 @@
 """Questions about a job's model, answered by a subprocess that has torch: the control plane has not.
 
-A module that answers them is a program: it reads a JSON object from standard input and prints another as its last line.
+A module that answers them is a program that calls `reply`: it reads a JSON object from standard input, and prints
+another as its last line.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace import documents, process
@@ -43,3 +44,13 @@ def answer_of(module: str, question: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         raise SpecError(answer["error"])
     return answer
+
+
+def reply(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Answer the question of `answer_of` with what `work` makes of it, or with the error that it raises."""
+    question = documents.parse_object(sys.stdin.buffer.read(), "the question")
+    try:
+        answer = work(question)
+    except HeadraceError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))

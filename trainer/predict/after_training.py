@@ -7,18 +7,15 @@ model knows the names of its tensors, so a process that has torch tries them:
     -> {} or {"error": ...}
 """
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import documents
 from headrace.dataset.spec.schema import Schema
-from headrace.errors import HeadraceError, SpecError
+from headrace.errors import SpecError
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.exports.scores import EVALUATOR
-from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.models.torch_subprocess import answer_of, reply
 from headrace.trainer.predict.config import LIVE, EvaluatorSection, PredictionRequest
 from headrace.trainer.predict.prediction_plan import error_at, source_config
 
@@ -79,15 +76,14 @@ def check_evaluator(section: EvaluatorSection | None, job: TrainerJob) -> None:
         raise error_at(error, f"{EVALUATOR}.{error.path}") from None
 
 
-def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:
-    """Whether a request asks for other tensors than predictions."""
-    return not {*request.outputs} <= {task.name for task in job.tasks}
+def check_outputs(request: PredictionRequest, job: TrainerJob, full: Mapping[str, Any], folder: Path) -> None:
+    """Build the model of `full`, the spec of `job`, where the request names other tensors than predictions.
 
-
-def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
-    """Raise SpecError for an output that the model does not have, or where it cannot be built."""
-    asked = {"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}
-    answer_of("headrace.trainer.predict.after_training", asked)
+    Raises SpecError for an output that the model does not have, or where it cannot be built.
+    """
+    if not {*request.outputs} <= {task.name for task in job.tasks}:
+        asked = {"job": full, "folder": str(folder), "request": request.model_dump(mode="json")}
+        answer_of("headrace.trainer.predict.after_training", asked)
 
 
 def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,25 +93,13 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     from headrace.trainer.predict.fixed_batches import FixedBatches
     from headrace.trainer.predict.predictor import Predictor
 
-    try:
-        job = validate(TrainerJob, asked["job"], only_known=True)
-        request = validate(PredictionRequest, asked["request"])
-        schema = Schema.of(job.slots)
-        predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
-        predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
-    except HeadraceError as error:
-        return {"error": str(error)}
+    job = validate(TrainerJob, asked["job"], only_known=True)
+    request = validate(PredictionRequest, asked["request"])
+    schema = Schema.of(job.slots)
+    predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
+    predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
     return {}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
-
-
-def check_outputs(request: PredictionRequest, job: TrainerJob, full: Mapping[str, Any], folder: Path) -> None:
-    """Build the model of `full`, the spec of `job`, where the request names other tensors than predictions.
-
-    Raises SpecError for an output that the model does not have, or where it cannot be built.
-    """
-    if names_tensors(request, job):
-        try_outputs(full, folder, request)
+    reply(_answer)

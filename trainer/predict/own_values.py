@@ -4,17 +4,13 @@ python -m headrace.trainer.predict.own_values < {"own": [...], "folder": ..., "v
 -> {"values": {task: {metric: value}}} or {"error": ...}
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace import documents
-from headrace.errors import HeadraceError
-from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.models.torch_subprocess import answer_of, reply
 from headrace.trainer.own_metrics import metrics_of
 
 
@@ -28,17 +24,14 @@ def own_values(own: Sequence[str], folder: Path, vectors: Mapping[str, Mapping[s
 
 
 def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        metrics = {metric.name: metric for metric in metrics_of(asked["own"], Path(asked["folder"]))}
-        return {
-            "values": {
-                task: {name: metrics[name].value(np.array(vector, np.int64)) for name, vector in vectors.items()}
-                for task, vectors in asked["vectors"].items()
-            }
+    metrics = {metric.name: metric for metric in metrics_of(asked["own"], Path(asked["folder"]))}
+    return {
+        "values": {
+            task: {name: metrics[name].value(np.array(vector, np.int64)) for name, vector in vectors.items()}
+            for task, vectors in asked["vectors"].items()
         }
-    except HeadraceError as error:
-        return {"error": str(error)}
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the vectors"))))
+    reply(_answer)

@@ -4,17 +4,13 @@ python -m headrace.trainer.predict.staged_model < {"job": ..., "folder": ..., "c
 -> {} or {"error": ...}
 """
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import documents
-from headrace.errors import HeadraceError
 from headrace.trainer.config import ExportSection, TrainerJob
 from headrace.trainer.exports.export_messages import ExportRequest
-from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.models.torch_subprocess import answer_of, reply
 
 
 def request_of_commit(job: Mapping[str, Any], folder: Path, commit: Path, scratch: Path) -> ExportRequest:
@@ -68,18 +64,15 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
     from headrace.trainer.train.exporting import ExportStager
     from headrace.trainer.train.model_building import build_model
 
-    try:
-        job = validate(TrainerJob, question["job"], only_known=True)
-        schema, stage = Schema.of(job.slots), Path(question["stage"])
-        model = build_model(job, schema, Path(question["folder"]), torch.device("cpu"))
-        tensors = load_file(Path(question["commit"]) / DENSE)
-        retrieval = describe_retrieval(job.retrieval, job.model.settings)
-        stager = ExportStager(model, schema, job, stage / "template", lambda: tensors, lambda _: {}, retrieval)
-        stager.stage_model(ExportSection(golden=0), stage)
-    except HeadraceError as error:
-        return {"error": str(error)}
+    job = validate(TrainerJob, question["job"], only_known=True)
+    schema, stage = Schema.of(job.slots), Path(question["stage"])
+    model = build_model(job, schema, Path(question["folder"]), torch.device("cpu"))
+    tensors = load_file(Path(question["commit"]) / DENSE)
+    retrieval = describe_retrieval(job.retrieval, job.model.settings)
+    stager = ExportStager(model, schema, job, stage / "template", lambda: tensors, lambda _: {}, retrieval)
+    stager.stage_model(ExportSection(golden=0), stage)
     return {}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
+    reply(_answer)
