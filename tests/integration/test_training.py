@@ -8,8 +8,6 @@ from tests.integration.stream_job import headrace, write_job
 
 NUM_LINES = 400 + 393 + 386
 
-SHARDS_OF_ONE_TRAINER = {"embedded": 0, "one shard": 1, "two shards": 2, "three shards": 3}
-
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psycopg
 
-INSTALL = "apt-get install postgresql"
 START_S, STOP_S = 60, 20
 PASSWORD = "hidden-Word-7"
 """Of the user "headrace"; tests look for it where it must not be."""
