@@ -132,6 +132,10 @@ class EvaluatorGate(Section):
 class GatesSection(Section):
     """Checks before `current.json` points to an export. One that fails stays on disk and raises an alarm."""
 
+    min_recall: Share | None = None
+    """Lowest recall of the index of items over the window, at the first k of `retrieval.at`."""
+    beats_popular: bool = False
+    """Whether that recall must be at least that of the most clicked items."""
     min_auc: float | None = Field(default=None, ge=0, le=1)
     """Lowest AUC of the window, for every task that has one."""
     calibration: tuple[NotNegative, NotNegative] | None = None

@@ -266,6 +266,8 @@ class MetricsStatus(Struct, frozen=True, kw_only=True):
         _measure("window", "gauc", "Mean AUC of groups over the sliding window"),
         _measure("window", "logloss", "Log loss over the sliding window"),
         _measure("window", "calibration", "Mean prediction divided by mean label over the sliding window"),
+        _measure("window", "index_recall", "Recall of the index of items over the sliding window"),
+        _measure("window", "popular_recall", "Recall of the most clicked items over the sliding window"),
     ] = {}
     life: Annotated[
         Measures,
@@ -273,6 +275,8 @@ class MetricsStatus(Struct, frozen=True, kw_only=True):
         _measure("life", "gauc", "Mean AUC of groups over the job's life"),
         _measure("life", "logloss", "Log loss over the job's life"),
         _measure("life", "calibration", "Mean prediction divided by mean label over the job's life"),
+        _measure("life", "index_recall", "Recall of the index of items over the job's life"),
+        _measure("life", "popular_recall", "Recall of the most clicked items over the job's life"),
     ] = {}
     tensors: dict[str, Any] = {}
     """"pass", "window" and "life": mean and more of each tensor that the model returns."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from headrace.config import Section
 from headrace.errors import SpecError
@@ -12,6 +12,8 @@ from headrace.text_kinds import TextKind
 
 MODEL = "two_tower"
 """The model that has vectors of users and of items."""
+USER_VECTOR = "user_vector"
+"""The output of the model that is the user's vector."""
 POPULARITY = "popularity.count_DK"
 """The tensor of the model with the counts of items, where their popularity is part of their vectors."""
 
@@ -37,10 +39,22 @@ class ItemsSection(Section):
 
 
 class RetrievalSection(Section):
-    """Retrieval of items by replicas."""
+    """Retrieval of items by replicas, and how its recall is measured as the job learns."""
 
     items: ItemsSection
     """The items."""
+    measure: Annotated[int, Field(ge=0, le=65_536)] = 256
+    """Most events of a pass, in each trainer, whose items are looked for in the index before they are learnt from, with
+    a positive sample of the first task each; of more, every so-manieth. 0: recall is not measured."""
+    at: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], Field(min_length=1, max_length=8)] = (20, 100)
+    """Numbers k of recall@k and hit rate@k, ascending. Gates and charts take the first one."""
+
+    @field_validator("at")
+    @classmethod
+    def _ascend(cls, at: tuple[int, ...]) -> tuple[int, ...]:
+        if list(at) != sorted(set(at)):
+            raise ValueError("write the numbers k in ascending order, each once")
+        return at
 
 
 def check_retrieval(section: RetrievalSection | None, model: str | None, settings: Mapping[str, Any]) -> None:
@@ -66,7 +80,7 @@ def describe_retrieval(section: RetrievalSection | None, settings: Mapping[str, 
         "slot": section.items.slot,
         "item_slots": item_slots_of(settings),
         "unseen": section.items.unseen,
-        "user_vector": "user_vector",
+        "user_vector": USER_VECTOR,
         "item_vector": "item_vector",
     }
 

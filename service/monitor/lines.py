@@ -17,6 +17,7 @@ MAX_SLOTS = 20
 
 MEASURES = {"auc": "AUC", "logloss": "log loss", "rmse": "RMSE"}
 """Measures of a task; a summary shows the first that is defined."""
+FOUND = ("index_recall", "popular_recall")
 RECALL = "recall_at_"
 """Tensors that a summary shows, too."""
 SHOWN_PIPE_WAIT = 0.1
@@ -70,6 +71,8 @@ def progress_line(status: Status) -> str:
     life = status.measures("life")
     for task, window in status.measures("window").items():
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
+        if window.get("index_recall") is not None:
+            parts.append(f"recall {ratio(window['index_recall'])} (popular {ratio(window.get('popular_recall'))})")
     if status.evaluator is not None and status.evaluator.version is not None:
         parts.append(f"evaluated {count(status.evaluator.version)}")
     if rejected := total(status.rejected):
@@ -219,6 +222,12 @@ def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
         spans["infer first"] = report.metrics.infer_first.life
     for task in dict.fromkeys(task for span in spans.values() for task in span):
         yield _task_line(task, {name: numbers(span[task]) for name, span in spans.items() if task in span})
+        for measure in report.metrics.life.get(task, {}):
+            if "@" in measure and measure.startswith(FOUND):
+                of_spans = (
+                    numbers(span.get(task)).get(measure) for span in (report.metrics.life, report.metrics.window)
+                )
+                yield "{}: life {}, window {}".format(measure, *map(ratio, of_spans))
     life, window = (report.tensors.get(span, {}) for span in ("life", "window"))
     for name in life:
         if name.startswith(RECALL):

@@ -97,7 +97,8 @@ class CloseEntry(TypedDict):
     rejected: dict[str, int]
     """Rejected events, by reason."""
     window: dict[str, dict[str, float]]
-    """Window metrics at the close: auc, gauc, logloss, calibration, rmse. Empty if nothing was predicted."""
+    """Window metrics at the close: auc, gauc, logloss, calibration, rmse, index_recall, popular_recall. Empty if
+    nothing was predicted."""
 
 class CommitDetails(TypedDict):
     """The content of a commit."""

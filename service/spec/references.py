@@ -174,6 +174,9 @@ def _check_exports(job: TrainerJob) -> None:
                     f"{path}.delta_threshold",
                 )
             clearing = name
+        measured = job.retrieval is not None and job.retrieval.measure
+        if (stream.gates.min_recall is not None or stream.gates.beats_popular) and not measured:
+            raise SpecError("recall is measured in jobs with [retrieval] and measure above 0", f"{path}.gates")
         if stream.rollback is not None:
             _check_rollback(job, stream.rollback, f"{path}.rollback")
 

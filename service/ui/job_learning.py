@@ -124,6 +124,8 @@ METRICS = {
     "logloss": ("Window log loss", "lower is better"),
     "calibration": ("Calibration", "mean prediction divided by mean label; 1 is right"),
 }
+RECALL_TITLE = "Window recall of the index"
+RECALLS = {"index": "index_recall", "most clicked": "popular_recall"}
 NO_CLOSE = "The charts begin with the first pass that has predictions."
 NOBODY = ""
 """The choice of no other job."""
@@ -174,6 +176,16 @@ def learning_lines(
     return lines
 
 
+def recall_lines(closes: Sequence[Mapping[str, Any]]) -> list[ChartLine]:
+    """The recall of the index of items and that of the most clicked ones; none in a job that does not measure them."""
+    by_time, lines = has_event_time(closes), []
+    for task in tasks_of(closes):
+        for color, (name, metric) in zip(COLORS, RECALLS.items(), strict=False):
+            if points := metric_line(closes, task, metric, by_time):
+                lines.append(ChartLine(name, points, color, dashed=metric != "index_recall"))
+    return lines
+
+
 class LearningPart:
     """The part of a job's page about what it learns."""
 
@@ -196,8 +208,13 @@ class LearningPart:
                     self._charts[metric] = chart(lines_chart([], by_time=True), title)
             with panel("Reliability", "observed over predicted share, by tenths of the predictions in the window"):
                 self._reliability = chart(reliability_chart([]), "Reliability: observed over predicted share")
+            with panel(
+                RECALL_TITLE, "of items that were clicked, before they are learnt: higher is better"
+            ) as self._found:
+                self._recall = chart(lines_chart([], by_time=True), RECALL_TITLE)
             self._slices = SlicesPart(visitor, name)
 
+        self._found.set_visibility(False)
         self._boxes.set_visibility(False)
 
     def others(self, jobs: Sequence[str]) -> None:
@@ -239,3 +256,6 @@ class LearningPart:
         for metric, drawn in self._charts.items():
             lines = learning_lines(self._ours.closes, self._theirs.closes if self._other else [], names, metric)
             redraw(drawn, lines_chart(self._span.of(lines) if by_time else lines, by_time=by_time))
+        lines = recall_lines(self._ours.closes)
+        self._found.set_visibility(bool(lines))
+        redraw(self._recall, lines_chart(self._span.of(lines) if by_time else lines, by_time=by_time))

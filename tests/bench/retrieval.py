@@ -42,7 +42,16 @@ HISTORY = 10
 BACK = 5
 """Clicks of a reader that co-visitation looks back at."""
 WAIT_S = 600.0
-DEFAULTS = {"pass-events": 100, "batch": 16, "dim": 32, "hidden": 64, "cached": 512, "memory": 1000, "popularity": 100}
+DEFAULTS = {
+    "pass-events": 100,
+    "batch": 16,
+    "dim": 32,
+    "hidden": 64,
+    "cached": 512,
+    "memory": 1000,
+    "popularity": 100,
+    "weight": 2,
+}
 """Options, as the keys of the job; `memory` is frequency_memory of two_tower. popularity 0: without."""
 USER = ("user", "page", "last", "device", "gender", "postcode", "age", "hour", "weekday")
 FROM = (
@@ -94,6 +103,7 @@ dim = {dim}
 cached = {cached}
 frequency_memory = {memory}
 popularity = {popularity}
+popularity_weight = {weight}
 [retrieval]
 items = {{ slot = "item", files = ["items.jsonl"] }}
 [train]
@@ -246,7 +256,7 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[str]:
     (folder / "items.jsonl").write_text("".join(f'{{"item": {article}}}\n' for article in articles))
     sizes = {
         name: getattr(asked, name)
-        for name in ("dim", "hidden", "cached", "memory", "popularity", "batch", "pass_events")
+        for name in ("dim", "hidden", "cached", "memory", "popularity", "weight", "batch", "pass_events")
     }
     job_file = JOB.format(user=json.dumps(USER), **sizes)
     (folder / "job.toml").write_text(job_file if asked.popularity else job_file.replace("popularity = 0\n", ""))

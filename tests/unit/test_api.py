@@ -233,7 +233,7 @@ def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own(get):
 
 def test_metric_names_and_labels_are_the_ones_we_promised():
     full = {**STATUS, "loss": 0.2, "learning_delay": {"buckets": [["0.5", 3], ["+Inf", 4]], "sum_s": 2.5}}
-    every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
+    every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0, "index_recall": 0.5, "popular_recall": 0.4}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
     full["elastic"] = {"min": 2, "max": 8, "present": 4, "spares": 1}
     full["evaluator"] = {"version": 41, "tasks": {"ctr": every}, "restarts": 2}

@@ -10,7 +10,8 @@ from headrace.trainer.exports.gates import GateFacts, check_gates
 from headrace.trainer.exports.scores import Score
 from headrace.trainer.guard_config import GatesSection
 
-WINDOW = {"click": {"auc": 0.71, "calibration": 1.02}, "dwell": {"auc": None, "calibration": 0.9}}
+FOUND = {"index_recall": 0.4, "popular_recall": 0.45}
+WINDOW = {"click": {"auc": 0.71, "calibration": 1.02, **FOUND}, "dwell": {"auc": None, "calibration": 0.9}}
 
 
 def failures(facts, **section):
@@ -28,6 +29,9 @@ def test_nothing_is_asked_for_but_finite_weights_and_golden_predictions():
     [
         ({"min_auc": 0.7}, None),
         ({"min_auc": 0.72}, "auc of the window is below 0.72: 0.71 (click)"),
+        ({"min_recall": 0.4}, None),
+        ({"min_recall": 0.5}, "index_recall of the window is below 0.5: 0.4 (click)"),
+        ({"beats_popular": True}, "index_recall of the window, 0.4, is below that of the most clicked items, 0.45"),
         ({"calibration": (0.8, 1.1)}, None),
         ({"calibration": (0.95, 1.1)}, "calibration of the window is not within 0.95 and 1.1: 0.9 (dwell)"),
         ({"min_rows": 1000}, None),
@@ -48,6 +52,9 @@ def test_each_gate_compares_with_its_limit(section, words):
 
 def test_a_window_without_the_measure_cannot_be_told_and_does_not_pass():
     assert failures(GateFacts(), min_auc=0.5) == ["auc of the window: no task has one yet"]
+    assert failures(GateFacts(), beats_popular=True) == ["index_recall of the window: the job has none yet"]
+    better = GateFacts(window={"click": {"index_recall": 0.45, "popular_recall": 0.45}})
+    assert failures(better, beats_popular=True) == []
 
 
 def test_the_first_export_has_nothing_to_differ_from():

@@ -391,7 +391,7 @@ def test_items_of_earlier_batches_are_candidates_of_the_softmax_as_in_its_plain_
 
 def test_popularity_is_in_the_vectors_and_not_in_the_loss():
     settings = {"item": "item", "temperature": 0.5, "frequency_buckets": 1 << 12}
-    plain, popular = (Learner("two_tower", PAIRS, **settings, **more) for more in (PLAIN, {"popularity": 20}))
+    plain, popular = (Learner("two_tower", PAIRS, **settings, **more) for more in (PLAIN, POPULAR))
     generator, counts = torch.Generator().manual_seed(3), dict.fromkeys(range(6), 0.0)
     for size in (4, 7, 12):
         batch = Batch(
@@ -401,7 +401,7 @@ def test_popularity_is_in_the_vectors_and_not_in_the_loss():
         inputs, targets = popular.inputs(batch), Targets(batch.label, {}, batch.signs, {})
         found = [each.model(each.inputs(batch)) for each in (plain, popular)]
         user_BV, item_BV = (found[1][name] for name in ("user_vector", "item_vector"))
-        assert torch.equal(user_BV[:, :-1], found[0]["user_vector"]) and (user_BV[:, -1] == 0.5).all()
+        assert torch.equal(user_BV[:, :-1], found[0]["user_vector"]) and (user_BV[:, -1] == 0.75).all()
         assert torch.equal(item_BV[:, :-1], found[0]["item_vector"]) and not item_BV[:, -1].any()
         losses = [each.model.losses(out, inputs, targets) for each, out in zip((plain, popular), found, strict=True)]
         assert torch.allclose(losses[0]["in_batch_softmax"], losses[1]["in_batch_softmax"], atol=1e-6)
@@ -413,7 +413,7 @@ def test_popularity_is_in_the_vectors_and_not_in_the_loss():
     assert np.allclose(shares, [np.log((each + LEAST) / (sum(counts.values()) + LEAST)) for each in counts.values()])
 
 
-PLAIN = {"correct_frequency": False}
+PLAIN, POPULAR = {"correct_frequency": False}, {"popularity": 20, "popularity_weight": 1.5}
 SIGNS = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=6)
 
 

@@ -60,6 +60,10 @@ def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult
     gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
     if section.min_auc is not None:
         gates["min_auc"] = _of_tasks(facts.window, "auc of the window", section.min_auc, math.inf)
+    if section.min_recall is not None:
+        gates["min_recall"] = _of_tasks(facts.window, "index_recall of the window", section.min_recall, math.inf)
+    if section.beats_popular:
+        gates["beats_popular"] = _beats_popular(facts.window)
     if section.calibration is not None:
         gates["calibration"] = _of_tasks(facts.window, "calibration of the window", *section.calibration)
     if (least := section.min_rows) is not None:
@@ -102,6 +106,16 @@ def _of_tasks(found: Mapping[str, Mapping[str, Any]], said: str, low: float, hig
     else:
         beyond = f"is below {low:g}" if math.isinf(high) else f"is above {high:g}"
     return GateResult(not wrong, values, limit, f"{said} {beyond}: {text}")
+
+
+def _beats_popular(window: Mapping[str, Mapping[str, Any]]) -> GateResult:
+    found = [(row.get("index_recall"), row.get("popular_recall")) for row in window.values()]
+    known = [(recall, popular) for recall, popular in found if recall is not None and popular is not None]
+    if not known:
+        return GateResult(False, None, None, "index_recall of the window: the job has none yet")
+    recall, popular = known[0]
+    why = f"index_recall of the window, {recall:.6g}, is below that of the most clicked items, {popular:.6g}"
+    return GateResult(recall >= popular, recall, popular, why)
 
 
 def _limit(low: float, high: float) -> float | list[float]:

@@ -16,7 +16,7 @@ NUM_ROWS = 2
 """Rows of counters of an item: the lesser count holds, so that few items have the count of another one. Source:
 Cormode and Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch" (2005)."""
 LEAST = 0.01
-"""What an item has beside its count, so that one without a click has a share, too."""
+"""Is added to each count, so that an item without a click has a share, too."""
 
 
 def mixed(sign: Any) -> Any:

@@ -369,6 +369,8 @@ class TwoTowerSettings(PerceptronSettings):
     """Number of positive samples over which the popularity of items is taken: its logarithm is added to their scores
     where items are retrieved. A sample weighs less with each one after it. The softmax is then not corrected for items
     that come often. Unset: the vectors of items are all there is."""
+    popularity_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Weight of that logarithm. 1 is right for towers that have learnt all there is; of young or noisy ones, more."""
     cached: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     """Items of the samples before a batch that are candidates of the softmax, too; 0: those of the batch alone."""
     recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)

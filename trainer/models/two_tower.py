@@ -146,7 +146,8 @@ class TwoTower(nn.Module):
         product_B1 = (user_BV * item_BV).sum(1, keepdim=True) / self._settings.temperature
         logits_BT = self.first_order(inputs, product_B1 * self.factor_T + self.bias_T)
         if self.popularity is not None:
-            user_BV = functional.pad(user_BV, (0, 1), value=self._settings.temperature)
+            weight = self._settings.temperature * self._settings.popularity_weight
+            user_BV = functional.pad(user_BV, (0, 1), value=weight)
             item_BV = functional.pad(item_BV, (0, 1))  # trainer.exports.item_tower writes it
         return by_task(logits_BT, self._tasks) | {"user_vector": user_BV, "item_vector": item_BV}
 

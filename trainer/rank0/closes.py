@@ -37,7 +37,7 @@ SECONDS_PER_DAY = 86_400
 MAX_NAMED = 8
 """Most ranges of partitions that an error names."""
 EPOCH = date(1970, 1, 1).toordinal()
-FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
+FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse", "index_recall", "popular_recall")
 """Measures that the log holds for each close."""
 
 

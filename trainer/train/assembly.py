@@ -78,10 +78,11 @@ from headrace.trainer.train.device import (
 from headrace.trainer.train.device_rows import placed_tables
 from headrace.trainer.train.duties import Duties, RankZeroDuties, Written
 from headrace.trainer.train.exchanges import Exchanges, GeoExchanges, settings_in_force
-from headrace.trainer.train.exporting import open_exporting, resume_exports
+from headrace.trainer.train.exporting import LOOK_S, open_exporting, resume_exports
 from headrace.trainer.train.infer_first import InferFirst
 from headrace.trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.live_index import LiveIndex
 from headrace.trainer.train.loop import TrainerParts, TrainLoop
 from headrace.trainer.train.losses import label_learnt_at_once
 from headrace.trainer.train.mixed_precision import Precision
@@ -179,7 +180,7 @@ def open_trainer(
             closer=closer,
             progress=progress,
             rate=rate,
-            duties=Duties() if rank0 is None else RankZeroDuties(setup, rank0, closes, written),
+            duties=_duties(setup, rank0, closes, written, model, holders),
             infer_first=_infer_first(setup, stepper, observer, dense),
             average=job.dense.average,
             gated=gated_in(reader),
@@ -219,6 +220,23 @@ def _set_up(config: WorkerConfig, job: TrainerJob, identity: Identity | None) ->
         if floats is not None:  # rank 0 may need the shards of others until now; it holds the store of meetings
             ranks.meet()
             ranks.sum(np.zeros(1, np.int64))
+
+
+def _duties(
+    setup: Setup,
+    rank0: RankZero | None,
+    closes: CloseDuties,
+    written: Written,
+    model: nn.Module,
+    holders: StateHolders,
+) -> Duties:
+    if rank0 is None:
+        return Duties()
+    live = None
+    if holders.observer.found is not None:
+        content = FeedContent.of(setup.config, setup.job, setup.schema, rank0, model, holders)
+        live = LiveIndex(content, lambda keys: setup.shards.look(keys, Deadline.after(LOOK_S)))
+    return RankZeroDuties(setup, rank0, closes, written, live)
 
 
 def _rank0(setup: Setup, beginning: RestartPoint | None) -> AbstractContextManager[RankZero | None]:

@@ -16,9 +16,11 @@ from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.metrics.found_items import Searched
 from headrace.trainer.rank0.closes import CloseDuties
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.status.time_spent import LoopPart
+from headrace.trainer.train.live_index import LiveIndex
 from headrace.trainer.train.model_feed import ModelFeed
 from headrace.trainer.train.rank_messages import BeginPass, Finish, Message, News, NextPass, Wait
 from headrace.trainer.train.trainer_setup import Setup
@@ -78,6 +80,10 @@ class Duties:
     def export(self) -> None:
         """Process the results of exports."""
 
+    def index_at(self, number: int) -> Searched | None:
+        """The index of items before pass `number`, which is searched for its clicks; None where there is none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Written:
@@ -91,11 +97,18 @@ class Written:
 class RankZeroDuties(Duties):
     """Those of rank 0."""
 
-    def __init__(self, setup: Setup, rank0: RankZero, closes: CloseDuties, written: Written) -> None:
+    def __init__(
+        self, setup: Setup, rank0: RankZero, closes: CloseDuties, written: Written, live: LiveIndex | None
+    ) -> None:
+        """`live`: makes the index of items of each pass, where its recall is measured."""
+        self._live = live
         self._rank0, self._progress, self._policy, self._closes = rank0, setup.progress, setup.policy, closes
         self._world, self._spent = setup.ranks.world, setup.progress.spent
         self._committer, self._exporting, self._feed = written.committer, written.exporting, written.feed
         self._draining = threading.Event()
+
+    def index_at(self, number: int) -> Searched | None:
+        return None if self._live is None else self._live.at(number)
 
     @property
     def replaying(self) -> bool:

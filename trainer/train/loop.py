@@ -182,6 +182,8 @@ class TrainLoop:
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
         learnt = parts.progress.num_samples, plan.number - 1
+        if parts.observer.found is not None:
+            parts.observer.found.index = self._duties.index_at(plan.number)
         parts.shards.open_pass(plan.number, Deadline.after(parts.train.step_deadline), learnt[0])
         clock.at(WaitsFor.PIPE)
         if parts.gated is not None:

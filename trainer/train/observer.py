@@ -17,6 +17,7 @@ from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.metrics.found_items import Clicks, RetrievalMeter
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
 from headrace.trainer.metrics.samples import ObservedBatch, ids_of
@@ -62,6 +63,8 @@ def _has_values(column: str, samples: Samples) -> bool:
 
 INFER_FIRST = "infer_first"
 """Key of the metrics of trainer.train.infer_first in reports, closes and commits."""
+RETRIEVAL = "retrieval"
+"""Key of the state of `Observer.found` in commits."""
 
 
 class Observer:
@@ -81,6 +84,12 @@ class Observer:
         of_job = partial(Meter, job.metrics, job.tasks, timed=self._timed, own=own)
         self._meter = of_job(halves_folder=halves_folder, exclusive=exclusive)
         self._infer_first = of_job() if job.metrics.infer_first else None
+        found, self._item = job.retrieval, "" if job.retrieval is None else job.retrieval.items.slot
+        self.found = None
+        """Measures which items of clicks are found, in a job that retrieves items."""
+        if found is not None and found.measure:
+            self.found = RetrievalMeter(found.at, found.measure, job.metrics.window, timed=self._timed)
+        self._first = job.tasks[0].name
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
         self._times = EventTimesCollector()
@@ -99,11 +108,23 @@ class Observer:
         if self._timed:
             self._take_times(batch.samples.time_s_B)
         self._meter.add(self._observed(batch, forward, step))
+        if self._infer_first is None:
+            self._look_for(batch, forward)
 
     def infer(self, batch: TrainingBatch, forward: ForwardResult, step: int) -> None:
         """Record the predictions of the model at the beginning of the pass, if they are measured."""
         if self._infer_first is not None:
             self._infer_first.add(self._observed(batch, forward, step))
+            self._look_for(batch, forward)
+
+    def _look_for(self, batch: TrainingBatch, forward: ForwardResult) -> None:
+        """Have the items of positive samples looked for."""
+        if self.found is None or forward.user_BV is None:
+            return
+        samples, at_P = batch.samples, np.flatnonzero(batch.label_B[self._first] > 0)
+        sign_B, user_PV = samples.sparse[self._item].first_B(), forward.user_BV.float().cpu().numpy()[at_P]
+        times = samples.time_s_B[at_P] if self._timed else None
+        self.found.add(Clicks(samples.event_B[at_P], user_PV, sign_B[at_P], times))
 
     def _observed(self, batch: TrainingBatch, forward: ForwardResult, step: int) -> ObservedBatch:
         samples, group, slices = batch.samples, self._metrics.gauc_by, self._metrics.slices
@@ -144,6 +165,8 @@ class Observer:
         closed = self._meter.close_pass(ranks, again=again)
         if self._infer_first is not None:
             self._infer_first.close_pass(ranks, again=again)
+        if self.found is not None:
+            self.found.close_pass(ranks, again=again)
         return {} if closed is None else self._report()
 
     def fingerprints(self) -> dict[str, str]:
@@ -154,22 +177,29 @@ class Observer:
     def state(self) -> MeterState:
         """Rank 0, between passes: the state of the metrics that a commit holds."""
         state = self._meter.state()
-        if self._infer_first is None:
-            return state
-        first = self._infer_first.state()
-        arrays = {f"{INFER_FIRST}/{name}": array for name, array in first.arrays.items()}
-        return MeterState({**state.arrays, **arrays}, {**state.facts, INFER_FIRST: first.facts})
+        for key, meter in self._more():
+            more = meter.state()
+            arrays = {f"{key}/{name}": array for name, array in more.arrays.items()}
+            state = MeterState({**state.arrays, **arrays}, {**state.facts, key: more.facts})
+        return state
+
+    def _more(self) -> list[tuple[str, Meter | RetrievalMeter]]:
+        """The meters beside the first one, by their keys in commits."""
+        both = ((INFER_FIRST, self._infer_first), (RETRIEVAL, self.found))
+        return [(key, meter) for key, meter in both if meter is not None]
 
     def load_state(self, state: MeterState) -> None:
         """Continue from a commit, on every rank. Metrics that it does not hold start anew."""
         self._meter.load_state(state)
-        if self._infer_first is not None and (facts := state.facts.get(INFER_FIRST)) is not None:
-            prefix = f"{INFER_FIRST}/"
-            arrays = {name.removeprefix(prefix): a for name, a in state.arrays.items() if name.startswith(prefix)}
-            self._infer_first.load_state(MeterState(arrays, facts))
+        for key, meter in self._more():
+            if (facts := state.facts.get(key)) is not None:
+                arrays = {n.removeprefix(f"{key}/"): a for n, a in state.arrays.items() if n.startswith(f"{key}/")}
+                meter.load_state(MeterState(arrays, facts))
 
     def _report(self) -> dict[str, Any]:
         report = self._meter.report()
+        for span, measures in {} if self.found is None else self.found.reports().items():
+            report[span][self._first] |= measures
         return report if self._infer_first is None else report | {INFER_FIRST: self._infer_first.report()}
 
     def report(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.calibration import Calibration, moments
 from headrace.trainer.models.contract import Inputs
 from headrace.trainer.models.module_checks import check_outputs
+from headrace.trainer.retrieval_config import USER_VECTOR
 from headrace.trainer.train.activations import saved_activations
 from headrace.trainer.train.in_batch import InBatchLearning
 from headrace.trainer.train.kernel_choice import KernelSchedule
@@ -50,6 +51,8 @@ class ForwardResult:
     """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
     moments: Mapping[str, NDArray[np.float64]]
     """By task with calibration: its sums (trainer.models.calibration)."""
+    user_BV: Tensor | None = None
+    """The vectors of users, where the model has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class Stepper:
     ) -> ForwardResult:
         """Loss and predictions from what the model returned."""
         outputs = self._in_batch.corrected(batch, given.rows, found, global_weight)
+        user_BV = outputs.get(USER_VECTOR)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
@@ -199,7 +203,8 @@ class Stepper:
         sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         named["loss"] = sample_loss.cpu().numpy()
-        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, any(global_weight.values()), sums)
+        has_weight, user_BV = any(global_weight.values()), None if user_BV is None else user_BV.detach()
+        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, has_weight, sums, user_BV)
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
