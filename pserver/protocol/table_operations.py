@@ -177,6 +177,42 @@ class ShrinkSurvey:
         return self.going / self.rows if self.rows else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RankedRow:
+    """A row by its shows."""
+
+    key: int
+    group: int
+    show: float
+    """Now; decayed, as every use of shows and clicks."""
+    click: float
+    unseen_days: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRows:
+    """The rows of a table with most shows, and how long ago rows were seen."""
+
+    edges: ClassVar[tuple[int, ...]] = (0, 1, 2, 3, 7, 14, 30, 90)
+    """The least days of each part of `unseen`; the last part has no end."""
+
+    rows: Sequence[RankedRow]
+    """Most shows first."""
+    unseen: Sequence[int]
+    """Rows by days since they were seen."""
+    scanned: int
+    """Rows that were looked at."""
+    total: int
+    """All rows."""
+
+    @classmethod
+    def of_shards(cls, parts: Sequence["RankedRows"], top: int) -> "RankedRows":
+        """Those of all shards."""
+        rows = sorted((row for part in parts for row in part.rows), key=lambda row: (-row.show, row.key))
+        unseen = [sum(counts) for counts in zip(*(part.unseen for part in parts), strict=True)]
+        return cls(rows[:top], unseen, sum(part.scanned for part in parts), sum(part.total for part in parts))
+
+
 def sum_by_group(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """The sums by slot group, in their order."""
     total: Counter[int] = Counter()

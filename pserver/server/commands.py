@@ -29,7 +29,7 @@ from headrace.pserver.protocol.shard_command import (
     ShardCommand,
 )
 from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures
-from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.table_operations import RankedRows, ShrinkRows, ShrinkSurvey, TableOperation
 from headrace.pserver.protocol.table_stats import TableStats
 from headrace.pserver.rows.digest import add
 from headrace.pserver.server.pass_state import CallVerdict
@@ -265,6 +265,21 @@ class Explain(ShardCommand[dict[str, Any], dict[str, Any]]):
     def combine(self, replies: Sequence[dict[str, Any]]) -> dict[str, Any]:
         (known,) = replies
         return known
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows(ShardCommand[RankedRows, RankedRows]):
+    """The rows of a table with most shows, and how long ago rows were seen: TableOverview.ranked."""
+
+    gate: ClassVar[Gate] = ANY_TIME
+    table: str
+    top: int
+
+    def apply(self, host: ShardHost, call: CommandCall) -> RankedRows:
+        return host.shard.table(self.table).overview.ranked(self.top)
+
+    def combine(self, replies: Sequence[RankedRows]) -> RankedRows:
+        return RankedRows.of_shards(replies, self.top)
 
 
 # --- all rows

@@ -1,8 +1,10 @@
-"""Read-only views of one table: the digest of all rows, shows and clicks of some, everything known about one key.
+"""Read-only views of one table: the digest of all rows, shows and clicks of some, the rows with most shows, everything
+known about one key.
 
 pserver.rows.table_rows holds the rows in memory; pserver.rows.digest hashes rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from headrace.pserver.admission.slot_admission import SlotAdmission
 from headrace.pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
 from headrace.pserver.lifecycle.deletions import Deletions
 from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.protocol.table_operations import RankedRow, RankedRows
 from headrace.pserver.rows import kernels
 from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.digest import add, digest_rows, join, multipliers_of
@@ -22,6 +25,8 @@ from headrace.pserver.rows.table_rows import COLUMNS, I32, U32, RowArrays, bits_
 
 KEYS_AT_ONCE = 1 << 16
 """Keys whose statistics are read while rows neither move nor leave memory."""
+MAX_RANKED = 1 << 24
+"""Rows that are ranked at most on a shard: about a second. Those in memory come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,37 @@ class TableOverview:
                 found_U[begin + place_F[present_F]] = True
                 value_U2[begin + place_F[present_F]] = self.life.present(statistics)[present_F]
         return found_U, value_U2
+
+    def ranked(self, top: int) -> RankedRows:
+        """The rows with most shows, and how long ago rows were seen. Any thread. Steps go on meanwhile: of a row that
+        changes, either state counts. Loads nothing into memory."""
+        rows, scanned, unseen_E = list[RankedRow](), 0, np.zeros(len(RankedRows.edges), np.int64)
+        for keys_U, statistics in self._pieces():
+            why_U = self.life.gone(statistics, np.arange(len(keys_U), dtype=np.int32))
+            present_U = (statistics.changed_version != 0) & (why_U == STAYS)
+            value_U2, days_U = self.life.present(statistics), self.life.day - statistics.last_seen_day.astype(np.int64)
+            days_U = np.maximum(days_U, 0)
+            place_P = np.searchsorted(RankedRows.edges, days_U[present_U], "right") - 1
+            unseen_E += np.bincount(place_P, minlength=len(unseen_E))
+            scanned += len(place_P)
+            least = rows[-1].show if len(rows) == top else -np.inf
+            chosen_C = np.flatnonzero(present_U & (value_U2[:, 0] >= least))
+            chosen_C = chosen_C[np.lexsort((keys_U[chosen_C], -value_U2[chosen_C, 0]))[:top]]
+            columns = keys_U, statistics.group, value_U2[:, 0], value_U2[:, 1], days_U
+            rows += map(RankedRow, *(each[chosen_C].tolist() for each in columns))
+            rows = sorted(rows, key=lambda row: (-row.show, row.key))[:top]
+            if scanned >= MAX_RANKED:
+                break
+        return RankedRows(rows, unseen_E.tolist(), scanned, self.deletions.num_rows)
+
+    def _pieces(self) -> Iterator[tuple[U64, RowStatistics]]:
+        """Keys and statistics of all rows: copies of those in memory, then those on the disk."""
+        for begin in range(0, self.rows.num_numbers, KEYS_AT_ONCE):
+            piece = slice(begin, min(begin + KEYS_AT_ONCE, self.rows.num_numbers))  # before the columns are read
+            statistics = RowStatistics._make(each[piece].copy() for each in self.deletions.statistics())
+            yield self.rows.columns["keys"][piece].copy(), statistics
+        for keys_U, words_UW in self.rows.away():
+            yield keys_U, RowStatistics.of_words(words_UW)
 
     def _words_of(self, keys_U: U64) -> U32:
         """(found, W') words of those keys that have a row or a reserved one."""

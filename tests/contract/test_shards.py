@@ -10,7 +10,7 @@ from headrace.pserver.protocol.table_operations import FreezeSlot
 from headrace.pserver.protocol.wire import TableWire, rounded
 from headrace.pserver.row_optimizers import Adagrad, Sgd
 from headrace.pserver.rows.digest import add
-from headrace.pserver.server.commands import CountRows, DigestRows, Explain, Operate
+from headrace.pserver.server.commands import CountRows, DigestRows, Explain, Operate, RankRows
 from headrace.pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
@@ -214,6 +214,19 @@ def test_rows_touched_get_the_day_of_their_pass(world):
             digests.append(other.one.call(DigestRows(), w.soon())["default"])
     w.train(world.one, 1, [batch(1, 2)], seed=1, steps=1, day=6)
     assert world.one.call(DigestRows(), w.soon())["default"] == digests[1] != digests[0]
+
+
+def test_rows_are_ranked_by_their_shows_and_counted_by_the_days_since_they_were_seen(world):
+    for number, (signs, day) in enumerate(([(1, 2, 3), 5], [(2, 3), 6], [(3, 9), 9]), 1):
+        w.train(world.one, number, [batch(*signs)], seed=number, steps=1, day=day)
+    found = world.one.call(RankRows("default", 2), w.soon())
+    known = [world.one.call(Explain("default", row.key, row.group), w.soon()) for row in found.rows]
+    assert [row.key for row in found.rows] == w.keys(3, 2).keys_U.tolist()
+    for row, each in zip(found.rows, known, strict=True):  # which has them as of the last push
+        decayed = w.TABLES["default"].decay ** row.unseen_days
+        assert (row.show, row.click) == pytest.approx((each["show"] * decayed, each["click"] * decayed), rel=1e-5)
+        assert row.unseen_days == each["unseen_days"]
+    assert found.unseen == [2, 0, 0, 2, 0, 0, 0, 0] and (found.scanned, found.total) == (4, 4)
 
 
 def test_rows_made_by_another_rank_are_seen_by_a_prediction_prepared_before():
