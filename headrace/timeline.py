@@ -21,6 +21,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 from pydantic import Field
 
+from headrace import documents
 from headrace.config import Section, parse_value, validate
 from headrace.durable import REAL, write_whole
 from headrace.errors import SpecError
@@ -31,6 +32,8 @@ MAX_SPANS = 1 << 17
 """Most spans that a process keeps; older ones are dropped, and the trace says how many."""
 FORMAT = 1
 """Number of the layout of a part."""
+LOOK_S = 0.5
+"""Time between two looks for a request."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Names the machine and its start: processes with the same one read the same clock."""
 
@@ -93,18 +96,20 @@ def parse_window(text: str) -> TraceWindow:
 class TracePart(Section):
     """Where and what a process records."""
 
-    window: TraceWindow
-    """Its steps."""
+    window: TraceWindow | None = None
+    """Its steps; None: those that a request asks for."""
     file: Path
     """The file of this process; its folder is made if absent."""
+    request: Path | None = None
+    """Where a request for a timeline appears while the process runs."""
 
 
 class TimelineRecorder:
     """The spans of one process. Any thread adds some; one thread counts the steps."""
 
-    def __init__(self, part: TracePart) -> None:
-        self._part, self._num_steps = part, 0
-        self._first, self._end = part.window.after, part.window.after + part.window.steps
+    def __init__(self, window: TraceWindow, file: Path) -> None:
+        self._file, self._num_steps = file, 0
+        self._first, self._end = window.after, window.after + window.steps
         self._spans: deque[tuple[Span, int, int, int, int]] = deque(maxlen=MAX_SPANS)
         self._num_spans = 0
         self._threads: dict[int, str] = {}
@@ -131,6 +136,11 @@ class TimelineRecorder:
             self._writer = threading.Thread(target=self._write, name="timeline", daemon=True)
             self._writer.start()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether its window has ended."""
+        return self._writer is not None
+
     def close(self) -> None:
         """Write the part unless that was done."""
         self.on = False
@@ -155,10 +165,39 @@ class TimelineRecorder:
             "spans": [[of_name[kind], of_thread[thread], *times] for kind, thread, *times in spans],
         }
         try:
-            self._part.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(REAL, self._part.file, json.dumps(content, separators=(",", ":")).encode())
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(REAL, self._file, json.dumps(content, separators=(",", ":")).encode())
         except OSError as error:
             log.warning("the timeline of this process cannot be written: %s", error)
+
+
+class TraceRequests:
+    """The requests for a timeline of a process that runs. One thread, that which counts the steps."""
+
+    def __init__(self, request: Path, file: Path) -> None:
+        self._request, self._file = request, file
+        self._seen, self._look_s = self._stamp(), 0.0
+
+    def found(self) -> TimelineRecorder | None:
+        """The recorder for a request that is new; looked for at most every LOOK_S."""
+        if (now_s := time.monotonic()) < self._look_s:
+            return None
+        self._look_s, stamp = now_s + LOOK_S, self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            window = validate(TraceWindow, documents.read_object(self._request))
+        except (OSError, ValueError, SpecError) as error:
+            log.warning("the request for a timeline cannot be read: %s", error)
+            return None
+        return TimelineRecorder(window, self._file)
+
+    def _stamp(self) -> int:
+        try:
+            return self._request.stat().st_mtime_ns
+        except OSError:  # there is none, or its disk does not answer now
+            return 0
 
 
 class _Timed:
@@ -178,6 +217,7 @@ class _Timed:
 
 _NOTHING = nullcontext()
 _recorder: TimelineRecorder | None = None
+_requests: TraceRequests | None = None
 
 
 def span(kind: Span) -> AbstractContextManager[None]:
@@ -202,23 +242,29 @@ def recorded(kind: Span) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def stepped() -> None:
     """Count a step of this process."""
-    if _recorder is not None:
-        _recorder.stepped()
+    global _recorder
+    recorder = _recorder
+    if _requests is not None and (recorder is None or recorder.is_complete):
+        _recorder = recorder = _requests.found() or recorder
+    if recorder is not None:
+        recorder.stepped()
 
 
 @contextmanager
 def recording(part: TracePart | None) -> Iterator[None]:
-    """A context in which this process records its timeline; with None it does not."""
-    global _recorder
+    """A context in which this process records its timeline, at once or where it is asked to; with None it does not."""
+    global _recorder, _requests
     if part is None:
         yield
         return
-    _recorder = recorder = TimelineRecorder(part)
+    _recorder = None if part.window is None else TimelineRecorder(part.window, part.file)
+    _requests = None if part.request is None else TraceRequests(part.request, part.file)
     try:
         yield
     finally:
-        _recorder = None
-        recorder.close()
+        recorder, _recorder, _requests = _recorder, None, None
+        if recorder is not None:
+            recorder.close()
 
 
 def _clock() -> str:

@@ -179,11 +179,11 @@ def open_run(
             yield JobRun(runner, store, joins=joins, evaluator=evaluator)
             return
         begin_trace(store)
-        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)), joins=joins, evaluator=evaluator)
+        yield JobRun(runner, store, lambda: finish_trace(store, workers_of(job)), joins=joins, evaluator=evaluator)
 
 
-def _workers(job: LoadedJob) -> list[str]:
-    """The names of the workers in force."""
+def workers_of(job: LoadedJob) -> list[str]:
+    """The names of the trainers and shards in force."""
     trainers, shards = numbers_of(in_force(job))
     numbers = (WorkerRole.TRAINER, trainers), (WorkerRole.SHARD, shards)
     return [f"{role}-{number}" for role, count in numbers for number in range(count)]

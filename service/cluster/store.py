@@ -63,6 +63,8 @@ PAUSED = "paused"
 """While this file exists, rank 0 plans no pass of events (trainer.rank0.planner)."""
 TRACE = "trace.json"
 """The timeline of the last run with --trace."""
+TRACE_REQUEST = "trace-request.json"
+"""The last request for a timeline of a run that goes on."""
 TRACE_PARTS = "trace-parts"
 """The timelines of the workers of such a run; removed when they are in TRACE."""
 IDENTITY = AUTHORITY_FOLDER
@@ -86,7 +88,7 @@ MADE_BY_A_RUN = (
     *(TUNING, TUNED, unfinished_name(Path(TUNED)).name),
     *(CROSSED, unfinished_name(Path(CROSSED)).name),
     *(OBJECTS_AT, unfinished_name(Path(OBJECTS_AT)).name),
-    *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
+    *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS, TRACE_REQUEST),
     *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""

@@ -6,15 +6,17 @@ its threads. headrace.timeline records the parts, one file for each worker, belo
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace import documents
+from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
-from headrace.service.cluster.store import TRACE, TRACE_PARTS
-from headrace.timeline import FORMAT, Span
+from headrace.service.cluster.store import TRACE, TRACE_PARTS, TRACE_REQUEST
+from headrace.timeline import FORMAT, LOOK_S, Span, TraceWindow
 
 MAX_PART_BYTES = 64 << 20
 """Longest part; one with the most spans has about 10 MB."""
@@ -38,6 +40,22 @@ def begin_trace(store: Path) -> None:
     shutil.rmtree(store / TRACE_PARTS, ignore_errors=True)
     with writing(store / TRACE):
         (store / TRACE).unlink(missing_ok=True)
+
+
+def record_trace(store: Path, steps: int, workers: Sequence[str], deadline: Deadline) -> str:
+    """Have the workers of a run record a timeline of their next steps, and put it together. Returns a sentence.
+
+    1. Remove an earlier trace. 2. Ask for the steps: every worker looks for the request. 3. Wait for all parts, at most
+    until the deadline. 4. Put them together. Raises Unwritable.
+    """
+    begin_trace(store)  # 1
+    with writing(store / TRACE_REQUEST):
+        write_whole(REAL, store / TRACE_REQUEST, TraceWindow(steps=steps).model_dump_json().encode())  # 2
+    while not deadline.passed():  # 3
+        if {*workers} <= {part.worker for part in _read(store / TRACE_PARTS)[0]}:
+            break
+        time.sleep(LOOK_S)
+    return finish_trace(store, workers)  # 4
 
 
 def finish_trace(store: Path, workers: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
 from headrace.service.cluster.machine import input_files, stream_files
 from headrace.service.cluster.runtime import PYTHON, Resources, WorkerRole, WorkerSpec
-from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
+from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS, TRACE_REQUEST
 from headrace.service.spec.config import ClusterSection, WorkerResources
 from headrace.service.spec.job import LoadedJob, row_workers
 from headrace.service.spec.launchers import launcher_of
@@ -212,7 +212,7 @@ def plan_job(
     if job.spec.train.rows == "device":
         check_device_rows(job.spec, row_workers(cluster))  # an earlier resize may have given other numbers
         plan = _with_shards_inside(plan)
-    plan = plan if trace is None else _traced(plan, trace, job.store / TRACE_PARTS)
+    plan = _traced(plan, trace, job.store)
     if authority is None:
         return plan
     head = authority.identity(authority.name(generation, PeerRole.HEAD, 0))
@@ -235,11 +235,12 @@ def _with_shards_inside(plan: JobPlan) -> JobPlan:
     return replace(plan, trainers=trainers, shards=())
 
 
-def _traced(plan: JobPlan, window: TraceWindow, folder: Path) -> JobPlan:
-    """The plan, with a timeline of each worker in a file of `folder`."""
+def _traced(plan: JobPlan, window: TraceWindow | None, store: Path) -> JobPlan:
+    """The plan, with a timeline of each worker in a file of the store: of `window`, and where one is requested."""
 
     def trace(spec: WorkerSpec) -> Mapping[str, Any]:
-        part = TracePart(window=window, file=folder / f"g{plan.generation}-{spec.name}.json")
+        file = store / TRACE_PARTS / f"g{plan.generation}-{spec.name}.json"
+        part = TracePart(window=window, file=file, request=store / TRACE_REQUEST)
         return {"trace": part.model_dump(mode="json")}
 
     return _with_config(plan, trace)

@@ -1,6 +1,7 @@
 """Timelines of processes, and the trace that is made of them."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -9,8 +10,9 @@ from contextlib import nullcontext
 import pytest
 
 from headrace import timeline
+from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.service.cluster.trace_file import begin_trace, finish_trace
+from headrace.service.cluster.trace_file import begin_trace, finish_trace, record_trace
 from headrace.timeline import (
     Span,
     TimelineRecorder,
@@ -85,11 +87,64 @@ def test_each_thread_has_spans_of_its_own_which_lie_in_their_callers(tmp_path):
 def test_a_recorder_keeps_the_newest_spans_and_counts_the_dropped_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_SPANS", 3)
     given = part(tmp_path)
-    recorder = TimelineRecorder(given)
+    recorder = TimelineRecorder(given.window, given.file)
     for number in range(8):
         recorder.add(Span.WAIT, number, number + 1)
     recorder.close()
     assert [found[2] for found in content(given)["spans"]] == [5, 6, 7] and content(given)["dropped"] == 5
+
+
+def test_a_process_that_runs_records_where_a_new_request_asks_it_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "LOOK_S", 0.0)
+    request, given = tmp_path / "request.json", part(tmp_path)
+    request.write_text('{"steps": 9}')  # of an earlier run: it counts no more
+
+    def work(steps):
+        for _ in range(steps):
+            with span(Span.STEP):
+                pass
+            stepped()
+
+    with recording(TracePart(file=given.file, request=request)):
+        work(5)
+        assert not given.file.exists() and isinstance(span(Span.STEP), nullcontext)
+        for steps, number in ((2, 1), (3, 2)):
+            request.write_text(json.dumps({"steps": steps}))
+            os.utime(request, ns=(number, number))
+            work(6)
+            while len(kinds(given) if given.file.exists() else ()) != steps - 1:
+                pass  # a thread writes the part; the step that saw the request is the first one
+        request.write_text("none")
+        work(2)
+    assert kinds(given) == [("step", 1), ("step", 2)]
+
+
+def test_the_parts_of_a_run_that_goes_on_are_awaited_and_put_together(tmp_path):
+    store = tmp_path
+    (store / "trace.json").write_text("old")
+
+    def worker():
+        with recording(
+            TracePart(file=store / "trace-parts" / "g1-trainer-0.json", request=store / "trace-request.json")
+        ):
+            ready.set()
+            while not done.is_set():
+                with span(Span.STEP):
+                    done.wait(0.01)
+                stepped()
+
+    ready, done = threading.Event(), threading.Event()
+    thread = threading.Thread(target=worker)
+    thread.start()
+    ready.wait()
+    try:
+        said = record_trace(store, 3, ["trainer-0"], Deadline.after(60))
+    finally:
+        done.set()
+        thread.join()
+    assert said == str(store / "trace.json") and json.loads((store / "trace.json").read_text())["traceEvents"]
+    assert record_trace(store, 3, ["trainer-1"], Deadline.after(0)) == "no worker has recorded a timeline"
+    assert not (store / "trace.json").exists(), "the trace of other steps is none of these"
 
 
 def test_a_process_that_is_killed_leaves_no_broken_part(tmp_path):
