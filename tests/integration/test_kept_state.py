@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 
 from headrace.config import validate
 from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.predict.event_trials import EventTrials
 from headrace.service.predict.prediction import predict
 from headrace.service.spec.job import load_job
 from headrace.service.tables.row import explain, format_explanation
@@ -89,6 +92,32 @@ def test_a_prediction_reads_histories_and_counters_as_of_the_version(ended, live
     assert any(any(row["slot.clicked"]) for row in rows)
     predicted(ended, tmp_path / "two", trainers=2, shards=2)
     assert content(tmp_path / "two") == content(live)
+
+
+def test_pasted_events_are_predicted_as_a_prediction_job_does(ended, live):
+    rows, lines = rows_of(live).to_pylist(), (ended.folder / "part-0.txt").read_text().splitlines()
+    known = {str(row["b"][0]) for row in rows}
+    with closing(EventTrials()) as trials:
+        found = trials.ask("it", ended, lines[:70], Deadline.after(60))
+        again = trials.ask("it", ended, ["2 0 0 1 3 1 987654 0 1 0 1 7", "x"], Deadline.after(60))
+        with pytest.raises(SpecError, match="holds no commit yet"):
+            trials.ask("other", replace(ended, store=ended.folder / "none"), [], Deadline.after(60))
+    assert found["commit"] == rows_commit(live) and len(found["samples"]) == 70 and not found["rejected"]
+    for sample, row in zip(found["samples"], rows, strict=False):
+        assert sample["predictions"]["ctr"] == pytest.approx(row["ctr"], rel=1e-5)
+        slots = {each["name"]: each for each in sample["slots"]}
+        assert slots["clicked"]["values"] == [str(each) for each in row["clicked"]]
+        assert slots["b"]["values"] == [str(row["b"][0])] and not slots["b"]["missing"]
+    [sample] = again["samples"]
+    missing = {each["name"]: each["missing"] for each in sample["slots"]}
+    assert missing["b"] == ["987654"] and "987654" not in known and missing["a"] == []
+    [rejected] = again["rejected"]
+    assert rejected["events"] == 1 and rejected["first"].startswith("output line 2: unparsable")
+    assert not [*ended.store.glob("reruns/*")], "nothing is left in the store"
+
+
+def rows_commit(output):
+    return json.loads((output / "_manifest.json").read_text())["version"]["commit"]
 
 
 def test_a_prediction_by_an_export_says_the_same(ended, live, tmp_path):

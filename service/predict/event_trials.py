@@ -1,0 +1,195 @@
+"""Processes that predict pasted events, one for each job that was asked lately (trainer.predict.event_trial).
+
+A process has imported what it needs when the second question comes. It ends when nobody asks, when another job needs
+its place, when its job's spec changes, and with the service.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, SpecError
+from headrace.extras import require
+from headrace.process import DEVNULL, ChildProcess, unbuffered
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.history.commit_lookup import reader, scratch
+from headrace.service.predict.versions import version_of
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.predict.config import LIVE
+
+MODULE = "headrace.trainer.predict.event_trial"
+MAX_PROCESSES = 2
+"""Most processes at a time; each has the dense model of its job in memory, and the imports of a trainer."""
+MAX_ANSWER, READ_BYTES = 16 << 20, 1 << 16
+"""Longest answer in bytes, and of one read."""
+MAX_SILENT_S = 300.0
+"""A process that gives no answer for so long is ended: it has to import, and to look for kernels."""
+
+
+class TrialProcess:
+    """The process of one job. One thread at a time asks; any may close it."""
+
+    def __init__(self, job: LoadedJob) -> None:
+        """Raises HeadraceError where it cannot be started."""
+        self.spec, self._held = job.full, ExitStack()
+        folder = self._held.enter_context(scratch(job.store, reader()))
+        self._link, theirs = socket.socketpair()
+        self._held.callback(self._link.close)
+        with theirs:
+            command = (sys.executable, "-P", "-m", MODULE, "--socket", str(theirs.fileno()))
+            try:
+                self._process = ChildProcess(
+                    command,
+                    folder=job.folder,
+                    environment=unbuffered(os.environ),
+                    stdout=DEVNULL,
+                    stderr=DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except OSError as error:
+                self._held.close()
+                raise HeadraceError(f"the events cannot be predicted: {error}") from error
+        self._held.callback(self._process.close)
+        self._received, self._number, self._unanswered_s = b"", 0, 0.0
+        self._begin = {"job": job.full, "folder": str(job.folder), "scratch": str(folder)}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process.ends_within(0)
+
+    def ask(self, commit: Path, events: Sequence[str], deadline: Deadline) -> dict[str, Any]:
+        """Its answer. Raises NotYet where it is still busy, SpecError; after other errors the process is of no use."""
+        self._number += 1
+        try:
+            if self._begin:
+                self._say(self._begin, deadline)
+                self._begin, self._unanswered_s = {}, time.monotonic()
+            self._say({"number": self._number, "commit": str(commit), "events": list(events)}, deadline)
+            while (answer := self._answer(deadline))["number"] != self._number:  # of questions given up before
+                self._unanswered_s = time.monotonic()
+        except TimeoutError:
+            if time.monotonic() - self._unanswered_s > MAX_SILENT_S:
+                raise DeadlineExceeded("the events were not predicted in time") from None
+            raise NotYet("the process that predicts the events is still getting ready; try again soon") from None
+        except OSError:
+            code = self._process.end()
+            raise HeadraceError(f"the process that predicts the events has ended with code {code}") from None
+        self._unanswered_s = time.monotonic()
+        if "error" in answer:
+            raise SpecError(answer["error"])
+        return answer
+
+    def _answer(self, deadline: Deadline) -> dict[str, Any]:
+        """Its next answer. Raises TimeoutError, and OSError where it has ended."""
+        while b"\n" not in self._received:
+            self._link.settimeout(max(0.01, deadline.left_s()))
+            more = self._link.recv(READ_BYTES)
+            if not more or len(self._received) > MAX_ANSWER:
+                raise ConnectionError("no answer")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        return documents.parse_object(line, "the prediction's answer")
+
+    def _say(self, message: Mapping[str, Any], deadline: Deadline) -> None:
+        self._link.settimeout(max(0.01, deadline.left_s()))
+        self._link.sendall(json.dumps(message, default=str).encode() + b"\n")
+
+    def close(self) -> None:
+        """Kill it, and remove its files. A question in progress fails."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._held.close()
+
+
+@dataclass
+class _Place:
+    """The process of a job, and who asks it."""
+
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    process: TrialProcess | None = None
+
+
+class EventTrials:
+    """The processes of a service. Any thread."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, _Place] = {}
+        """By job, the one that was asked last at the end."""
+        self._lock = threading.Lock()
+
+    def ask(self, name: str, job: LoadedJob, events: Sequence[str], deadline: Deadline) -> dict[str, Any]:
+        """The prediction of events by the newest commit of a job, which `name` has in this service.
+
+        Raises SpecError where there is no commit, NotYet where all processes are busy, DeadlineExceeded.
+        """
+        require("torch", "a prediction")
+        job = with_store_defaults(job)
+        with self._place(name, deadline) as place, ExitStack() as held:
+            version = held.enter_context(version_of(job, LIVE, None, job.store))
+            if place.process is not None and (place.process.spec != job.full or place.process.has_ended):
+                self._end(place)
+            if place.process is None:
+                place.process = TrialProcess(job)
+            try:
+                found = place.process.ask(version.commit, events, deadline)
+            except (SpecError, NotYet):
+                raise
+            except BaseException:
+                self._end(place)
+                raise
+            return {**version.description, **found}
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            places = list(self._places.values())
+            self._places = {}
+        for place in places:
+            self._end(place)
+
+    @contextmanager
+    def _place(self, name: str, deadline: Deadline) -> Iterator[_Place]:
+        """The place of a job, for one question."""
+        while True:
+            with self._lock:
+                place = self._places.pop(name, None) or _Place()
+                if len(self._places) >= MAX_PROCESSES:
+                    self._make_room()
+                self._places[name] = place
+            if not place.asking.acquire(timeout=max(0.0, deadline.left_s())):
+                raise NotYet("another question about this job is being answered; retry")
+            try:
+                if self._places.get(name) is place:  # else it was ended while this thread waited
+                    yield place
+                    return
+            finally:
+                place.asking.release()
+
+    def _make_room(self) -> None:
+        """End the process that was asked longest ago. Raises NotYet where all are being asked."""
+        for name, place in self._places.items():
+            if place.asking.acquire(blocking=False):
+                try:
+                    self._end(place)
+                finally:
+                    place.asking.release()
+                del self._places[name]
+                return
+        raise NotYet(f"{MAX_PROCESSES} jobs are being tried; retry")
+
+    @staticmethod
+    def _end(place: _Place) -> None:
+        if place.process is not None:
+            place.process.close()
+            place.process = None
