@@ -99,6 +99,17 @@ def test_pages_by_cursor_give_every_item_once(served):
     assert seen == [name for name, _ in served.job.best(3)]
 
 
+def test_a_cursor_goes_with_its_user_by_any_version(served):
+    first = served.retrieve(users=[{"user": 3}, {"user": 1}], k=9)
+    mine, other = (each["cursor"] for each in first["results"])
+    assert "cursor[0] is of another user" in served.refused(users=[{"user": 3}], cursor=[other])
+    assert "cursor[1] is of another user" in served.refused(users=[{"user": 3}] * 2, cursor=[None, other])
+    last = first["results"][0]["scores"][-1]
+    served.learn(2)
+    later = served.retrieve(users=[{"user": 3}], k=40, cursor=[mine])["results"][0]
+    assert later["items"] == [name for name, score in served.job.best(3) if score < last]
+
+
 FILTERS = {
     "allowed ids": ({"allowed": ["i3", "i8", "nothing"]}, lambda each: each["item"] in ("i3", "i8")),
     "none": ({"allowed": []}, lambda each: False),
@@ -297,6 +308,14 @@ def test_more_items_than_an_index_has_room_for_are_refused(served, monkeypatch):
     served.look()
     assert "more than 40 items" in served.state.index_trouble
     assert len(ids(served.retrieve(users=[{"user": 3}], k=100))) == 40
+
+
+def test_ten_million_items_are_refused_before_they_are_read(served, tmp_path):
+    none = pa.nulls(10_000_000)
+    pq.write_table(pa.table({"item": none, "kind": none, "price": none}), tmp_path / "items.parquet")
+    other = ReplicaState(5, 1 << 30, ItemIndexer([str(tmp_path / "*.parquet")]))
+    other.apply(served.job.whole(1))
+    assert other.items is None and "10,000,000 items; an index has room for 1,048,576" in other.index_trouble
 
 
 def test_a_catalogue_may_be_parquet(served, tmp_path):

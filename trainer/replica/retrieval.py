@@ -8,6 +8,8 @@ Shapes: B users, I items.
 
 import base64
 import binascii
+import hashlib
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -37,8 +39,8 @@ MAX_FOUND = 1 << 17
 """Most items of one answer, for all users together."""
 TRIES = 10
 """Tries of one request while the model keeps changing."""
-CURSOR = struct.Struct("<fq")
-"""Score and place of the last item of a page."""
+CURSOR = struct.Struct("<fq8s")
+"""Score and place of the last item of a page, and `user_mark` of its user."""
 
 
 class RetrievalRequest(RetrievalMessage):
@@ -61,7 +63,8 @@ class RetrievalRequest(RetrievalMessage):
     """With `rank_by`: items that are retrieved for each user, of which the k best by the ranking model come; default:
     k."""
     cursor: list[str | None] | None = None
-    """Next page: for each user the cursor of its last answer; null: from the best item on."""
+    """Next page: for each user the cursor of its last answer; null: from the best item on. The user has to be the same,
+    with all its values; the version may be another one."""
 
 
 class UserItems(RetrievalMessage):
@@ -124,8 +127,10 @@ class Retrieval:
             if index is None:
                 why = self._state.index_trouble or "no catalogue was read yet"
                 raise RetrievalUnavailable(f"no items can be searched: {why}")
+            told_of: Sequence[JsonValue] = asked.users or ()
             if inputs.events is not None:
-                user_BV = user_BV[_firsts(inputs.events)]
+                firsts = _firsts(inputs.events)
+                user_BV, told_of = user_BV[firsts], [(asked.events or [])[inputs.events[at]] for at in firsts]
             if not np.isfinite(user_BV).all():
                 raise BadInput("a user's vector is not finite for these inputs")
             most = asked.k if ranker is None else max(asked.k, asked.candidates or 0)
@@ -133,8 +138,13 @@ class Retrieval:
             if len(user_BV) * most > room:
                 raise InvalidInference(f"{len(user_BV)} users with {most} items each; at most {room:,} in one request")
             open_I = index.there_I & opened(index.catalogue, asked.filter)
-            found = index.search(user_BV, most, open_I, begins(asked.cursor, len(user_BV)))
-            results, by = [_items(index.catalogue, scores, places, most) for scores, places in found], None
+            marks = [user_mark(each) for each in told_of]
+            found = index.search(user_BV, most, open_I, begins(asked.cursor, marks))
+            results = [
+                _items(index.catalogue, scores, places, most, mark)
+                for (scores, places), mark in zip(found, marks, strict=True)
+            ]
+            by = None
             if ranker is not None:
                 results, by = _ranked(asked, ranker, index.catalogue, [at_K for _, at_K in found])
             version = self._state.name_of(kept)
@@ -220,27 +230,43 @@ def _firsts(events: Sequence[int]) -> list[int]:
     return [at for at, event in enumerate(events) if not at or event != events[at - 1]]
 
 
-def begins(cursors: Sequence[str | None] | None, num_users: int) -> list[tuple[float, int]]:
+def user_mark(told: JsonValue) -> bytes:
+    """A hash of what a request says of a user: a cursor goes with it."""
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=8).digest()
+
+
+def begins(cursors: Sequence[str | None] | None, marks: Sequence[bytes]) -> list[tuple[float, int]]:
     """By user the score and place after which a page begins. Raises InvalidInference."""
     if cursors is None:
-        return [(float("inf"), -1)] * num_users
-    if len(cursors) != num_users:
-        raise InvalidInference(f'"cursor" has {len(cursors)} entries for {num_users} users; write null for one without')
-    return [(float("inf"), -1) if each is None else _begin(each) for each in cursors]
+        return [(float("inf"), -1)] * len(marks)
+    if len(cursors) != len(marks):
+        raise InvalidInference(
+            f'"cursor" has {len(cursors)} entries for {len(marks)} users; write null for one without'
+        )
+    return [
+        (float("inf"), -1) if each is None else _begin(each, number, mark)
+        for number, (each, mark) in enumerate(zip(cursors, marks, strict=True))
+    ]
 
 
-def _begin(cursor: str) -> tuple[float, int]:
+def _begin(cursor: str, number: int, mark: bytes) -> tuple[float, int]:
     try:
-        score, place = CURSOR.unpack(base64.urlsafe_b64decode(cursor.encode("ascii")))
+        score, place, of = CURSOR.unpack(base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True))
     except (struct.error, binascii.Error, ValueError):
         raise InvalidInference(f"{cursor!r:.100} is no cursor; send one of an answer as it is") from None
     if not np.isfinite(score):
         raise InvalidInference(f"{cursor!r:.100} is no cursor; send one of an answer as it is")
+    if of != mark:
+        raise InvalidInference(
+            f"cursor[{number}] is of another user, or its values have changed; send the same user, or null"
+        )
     return float(score), int(place)
 
 
-def _items(catalogue: ItemCatalogue, score_K: NDArray[np.float32], at_K: NDArray[np.int64], most: int) -> UserItems:
+def _items(
+    catalogue: ItemCatalogue, score_K: NDArray[np.float32], at_K: NDArray[np.int64], most: int, mark: bytes
+) -> UserItems:
     ids = catalogue.id_I.take(pa.array(at_K)).to_pylist()
     full = len(ids) == most
-    cursor = base64.urlsafe_b64encode(CURSOR.pack(score_K[-1], at_K[-1])).decode() if full else None
+    cursor = base64.urlsafe_b64encode(CURSOR.pack(score_K[-1], at_K[-1], mark)).decode() if full else None
     return UserItems(items=ids, scores=score_K.tolist(), cursor=cursor)
