@@ -114,7 +114,7 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     assert str(tmp_path) not in json.dumps(export.model()), "it is read on other machines"
     user = export.predict({**{name: [value] for name, value in USER.items()}, "b": [[]]}, outputs=["user_vector"])
     wanted = items.search(user["user_vector"].to_pylist(), 1000)
-    users.write_text("".join(json.dumps({**USER, "a": sign}) + "\n" for sign in [*range(600), 3]))
+    users.write_text("\n" + "".join(json.dumps({**USER, "a": sign}) + "\n" for sign in [*range(600), 3]) + " \n")
 
     def run(output, version="live", check=lambda: None, **more):
         asked = {"users": (str(users),), "output": str(tmp_path / output), "version": version, "k": 1000, **more}
@@ -123,7 +123,7 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     one = run("by-export", str(exports), segment_users=250)
     assert one["users"] == 601 and len(one["parts"]) == 3 and (tmp_path / "by-export" / "_SUCCESS").exists()
     table = pq.read_table(tmp_path / "by-export")
-    assert table["offset"].to_pylist() == list(range(601))
+    assert table["offset"].to_pylist() == list(range(1, 602)), "lines count from 0, and empty ones are no user"
     assert {*table["items"][600].as_py()} == {*wanted["item"].to_pylist()}
     assert np.allclose(table["scores"][3].as_py(), wanted["score"].to_numpy(), rtol=1e-4, atol=1e-6)
     other = run("by-commit", segment_users=250, threads=3)

@@ -21,7 +21,15 @@ from headrace.trainer.exports.item_file import index_in, write_items
 from headrace.trainer.exports.materialize import _file
 from headrace.trainer.exports.reader import MODEL, ReadableExport
 from headrace.trainer.models.item_counts import log_shares
-from headrace.trainer.predict.batch_retrieval import UsersFile, UsersRefused, _read, plan_segments
+from headrace.trainer.predict.batch_retrieval import (
+    BatchRetrieval,
+    UsersFile,
+    UsersRefused,
+    _read,
+    plan_segments,
+    retrieve_parts,
+)
+from headrace.trainer.predict.output_files import PredictionOutput
 from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.http_api import gated
 from headrace.trainer.replica.inference_handler import InferenceHandler
@@ -498,6 +506,27 @@ def test_users_are_read_as_they_were_planned_or_refused(tmp_path):
         place.write_text(changed)
         with pytest.raises(UsersRefused, match="has changed since its parts were planned"):
             list(_read(segments))
+
+
+class TellsLines:
+    """Stands for an export that is searched."""
+
+    schema = pa.schema([("offset", pa.int64())])
+
+    def table(self, _path, at, users, _k):
+        assert len(users) == len(at)
+        return pa.table({"offset": at}, schema=self.schema)
+
+
+def test_empty_lines_are_no_users_and_count_as_lines(tmp_path):
+    place = tmp_path / "users.jsonl"
+    place.write_text('\n{"user": 1}\n \n{"user": 2}\n\n')
+    asked = BatchRetrieval(users=(str(place),), output=str(tmp_path / "out"))
+    output, segments = PredictionOutput(asked.output, tmp_path / "stage"), plan_segments([UsersFile.of(str(place))], 2)
+    output.work.mkdir(parents=True)
+    retrieve_parts(output, segments, TellsLines(), asked, lambda: None, lambda: None)
+    assert [mark.num_events for mark in output.marks(range(3)).values()] == [1, 1, 0]
+    assert pq.read_table(tmp_path / "out")["offset"].to_pylist() == [1, 3]
 
 
 def rows_of(job):

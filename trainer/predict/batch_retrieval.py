@@ -52,7 +52,7 @@ class BatchRetrieval(Section):
     """A request for the items of many users."""
 
     users: tuple[str, ...] = Field(min_length=1, max_length=10_000)
-    """Files with a user in each line: JSON, as in a request to a replica; plain or compressed."""
+    """Files with a user in each line: JSON, as in a request to a replica; plain or compressed. A line may be empty."""
     output: str
     """As of a prediction."""
     version: str = LIVE
@@ -128,8 +128,8 @@ class ItemSearcher:
         )
         """Columns of a part: the user's file and line, the best items, and their scores."""
 
-    def table(self, path: str, begin: int, users: Sequence[Mapping[str, Any]], k: int) -> pa.Table:
-        """The items of the users in the lines of a file from `begin` on. Raises BadInput."""
+    def table(self, path: str, at: Sequence[int], users: Sequence[Mapping[str, Any]], k: int) -> pa.Table:
+        """The items of the users in the lines `at` of a file. Raises BadInput."""
         asked = RetrievalRequest.model_construct(users=list(users), k=k)
         slots = self._model.described["retrieval"]["item_slots"]
         inputs = RequestReader(self._model, BLOCK_USERS).inputs(request_of(asked, self._model, slots))
@@ -138,7 +138,7 @@ class ItemSearcher:
         _, index, user_BV = done
         assert index is not None
         if not np.isfinite(user_BV).all():
-            line = begin + int(np.argmin(np.isfinite(user_BV).all(axis=1)))
+            line = at[int(np.argmin(np.isfinite(user_BV).all(axis=1)))]
             raise UsersRefused(f"{path}, line {line + 1}: the user's vector is not finite")
         found = index.search(user_BV, min(k, len(self._catalogue)), index.there_I)
         ends = np.cumsum([0, *(len(at_K) for _, at_K in found)]).astype(np.int32)
@@ -146,7 +146,7 @@ class ItemSearcher:
         scores = pa.array(np.concatenate([score_K for score_K, _ in found]))
         columns = [
             pa.array([path] * len(users), pa.string()),
-            pa.array(np.arange(begin, begin + len(users))),
+            pa.array(at, pa.int64()),
             pa.ListArray.from_arrays(ends, items),
             pa.ListArray.from_arrays(ends, scores),
         ]
@@ -217,29 +217,32 @@ def _part(
     k: int,
     failed: threading.Event,
 ) -> None:
+    told = [(segment.begin + at, line) for at, line in enumerate(lines) if line.strip()]
     with writing_part(output, number, searcher.schema, NOTHING) as written:
-        for place in range(0, len(lines), BLOCK_USERS):
+        for place in range(0, len(told), BLOCK_USERS):
             if failed.is_set():
                 return
-            begin, some = segment.begin + place, lines[place : place + BLOCK_USERS]
-            users = [_user(segment.partition, begin + at, line) for at, line in enumerate(some)]
-            written.add(_table(searcher, segment.partition, begin, users, k), pa.table({}))
-    facts = {"num_events": len(lines), "num_samples": len(lines), "num_judged": len(lines)}
+            some = told[place : place + BLOCK_USERS]
+            users = [_user(segment.partition, at, line) for at, line in some]
+            written.add(_table(searcher, segment.partition, [at for at, _ in some], users, k), pa.table({}))
+    facts = {"num_events": len(told), "num_samples": len(told), "num_judged": len(told)}
     output.finish(number, written, facts)
 
 
-def _table(searcher: ItemSearcher, path: str, begin: int, users: Sequence[Mapping[str, Any]], k: int) -> pa.Table:
+def _table(
+    searcher: ItemSearcher, path: str, at: Sequence[int], users: Sequence[Mapping[str, Any]], k: int
+) -> pa.Table:
     """As ItemSearcher.table; the error of a block becomes that of its line."""
     try:
-        return searcher.table(path, begin, users, k)
+        return searcher.table(path, at, users, k)
     except UsersRefused:
         raise
     except BadInput:
-        for at, user in enumerate(users):
+        for line, user in zip(at, users, strict=True):
             try:
-                searcher.table(path, begin + at, [user], k)
+                searcher.table(path, [line], [user], k)
             except BadInput as error:
-                raise UsersRefused(f"{path}, line {begin + at + 1}: {str(error).removeprefix('users[0]: ')}") from error
+                raise UsersRefused(f"{path}, line {line + 1}: {str(error).removeprefix('users[0]: ')}") from error
         raise
 
 
