@@ -1,7 +1,7 @@
 """The section `dense` of a job spec: how the gradients of all trainers become dense parameters, and the strategies.
 
 A strategy is described here, without torch, as job files are checked without it; its work is a class of trainer.dense.
-`trainer.spec.dense_rules` checks the section against the others by these descriptions.
+`trainer.spec.section_rules` checks the section against the others by these descriptions.
 """
 
 from collections.abc import Mapping

@@ -20,11 +20,9 @@ from headrace.trainer.models.contract import Shape
 from headrace.trainer.models.registry import check_section
 from headrace.trainer.retrieval_config import check_retrieval
 from headrace.trainer.spec.class_rules import check_class_rules
-from headrace.trainer.spec.dense_rules import check_dense_rules
 from headrace.trainer.spec.history_tables import check_histories
 from headrace.trainer.spec.join_tables import check_join
-from headrace.trainer.spec.order_rules import check_order
-from headrace.trainer.spec.slot_rules import check_slot_rules
+from headrace.trainer.spec.section_rules import check_dense_rules, check_order, check_slot_rules
 from headrace.validation import nearest, no_such
 
 MAX_STORE_BYTES = MAX_PATH_BYTES - 511

@@ -34,7 +34,7 @@ from headrace.trainer.features.default_rows import (
 )
 from headrace.trainer.features.pooling import KernelPooling, TorchPooling
 from headrace.trainer.features.training_batches import BatchMaker
-from headrace.trainer.spec.slot_rules import check_slot_rules
+from headrace.trainer.spec.section_rules import check_slot_rules
 from headrace.trainer.train.step import RowSums, Stepper, StepSettings
 
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from headrace.trainer.config import TrainerJob
 from headrace.trainer.dense_config import DENSE_STRATEGIES, strategy_kind
 from headrace.trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
 from headrace.trainer.spec.defaults import fill_defaults, unwritten_defaults
+from headrace.trainer.spec.section_rules import check_slot_rules
 from headrace.trainer.spec.slot_changes import SlotChanges, slot_changes
-from headrace.trainer.spec.slot_rules import check_slot_rules
 from headrace.validation import nearest, no_such
 
 TRAINERS, SHARDS, MOST_TRAINERS = OF_RESIZES = "cluster.trainers", "cluster.shards", "cluster.trainers.max"
