@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from headrace.config import Count, NotNegative, Section
+from headrace.config import Count, GrownSection, NotNegative, Section
 from headrace.dataset.spec.config import MAX_PAIRS
 from headrace.text_kinds import TextKind
 
@@ -28,9 +28,10 @@ class ChosenPair(Section):
     """By how much the log loss of a linear model falls with it, beside the slots and the pairs before it."""
 
 
-class CrossChoice(Section):
-    """A fact of a job: the pairs that it chose before its first pass."""
+class CrossChoice(GrownSection):
+    """A fact of a job: the pairs that it chose before its first pass, and how fast its first-order weights learn."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"first_order_rate"})
     pairs: Annotated[tuple[ChosenPair, ...], Field(max_length=MAX_PAIRS)] = ()
     """The best one first."""
     samples: Count = 0
@@ -39,6 +40,8 @@ class CrossChoice(Section):
     """AUC of a linear model of the slots over the second half of the samples, each predicted before it was learnt."""
     auc_with: Share | None = None
     """The same with the pairs."""
+    first_order_rate: Annotated[float, Field(gt=0, le=16)] = 1.0
+    """Multiplies the rate of first-order weights that follows from the number of slots."""
 
 
 class CrossesSection(Section):

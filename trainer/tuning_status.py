@@ -30,6 +30,7 @@ class ChosenCrossesStatus(Struct, frozen=True, kw_only=True):
     samples: int = 0
     auc: float | None = None
     auc_with: float | None = None
+    first_order_rate: float = 1.0
 
 
 class TuningStatus(Struct, frozen=True, kw_only=True):

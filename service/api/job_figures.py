@@ -116,6 +116,8 @@ class ChosenCrosses(_PartOfStatus):
     """AUC of a linear model of the slots over the second half of those, each predicted before it was learnt."""
     auc_with: Number | None
     """The same with the pairs."""
+    first_order_rate: Number
+    """What the rate of first-order weights is multiplied by."""
 
 
 class TuningProgress(_PartOfStatus):

@@ -172,11 +172,13 @@ def tried_lines(tried: Sequence[TriedStatus]) -> Iterator[str]:
 
 def crosses_text(crosses: ChosenCrossesStatus) -> str:
     """The crosses that a job chose, in one line."""
+    by = crosses.first_order_rate
+    rate = f"; first-order weights learn at {by:g} times their rate" if by != 1 else ""
     if not crosses.pairs:
-        return f"none pays by {count(crosses.samples)} samples"
+        return f"none pays by {count(crosses.samples)} samples{rate}"
     pairs = ", ".join(map(_pair_text, crosses.pairs))
     auc = f"AUC of a linear model {ratio(crosses.auc)}, {ratio(crosses.auc_with)} with them"
-    return f"{pairs} are chosen by {count(crosses.samples)} samples ({auc})"
+    return f"{pairs} are chosen by {count(crosses.samples)} samples ({auc}){rate}"
 
 
 def pair_lines(crosses: ChosenCrossesStatus) -> Iterator[str]:

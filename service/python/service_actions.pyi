@@ -82,6 +82,8 @@ class ChosenCrosses(TypedDict):
     """AUC of a linear model of the slots over the second half of those, each predicted before it was learnt."""
     auc_with: float | None
     """The same with the pairs."""
+    first_order_rate: float
+    """What the rate of first-order weights is multiplied by."""
 
 class CloseEntry(TypedDict):
     """A closed pass."""

@@ -190,10 +190,56 @@ def adverts(draws: Draws, num: int) -> Columns:
     return {**ids, "seen": draws.random.gamma(1.0, 1.5, num), "click": draws.clicks(logit)}
 
 
+def lessons(draws: Draws, num: int) -> Columns:
+    """Pupils solve some thirty exercises at a time, or not: ability and difficulty say most, and skills of a pupil."""
+    pupil, lesson = draws.runs(2500, num, 30.0)
+    exercise = draws.ids(1500, num, 1.5)
+    ids = {"pupil": pupil, "exercise": exercise, "skill": draws.attribute("skill", 60, exercise)}
+    ids |= {"school": draws.attribute("school", 90, pupil), "tries": draws.ids(4, num, 3.0)}
+    logit = 0.4 + 0.9 * draws.trait("pupil", pupil) + 0.9 * draws.trait("exercise", exercise)
+    logit += 0.4 * draws.trait("pupil and skill", pupil, ids["skill"]) + 0.3 * draws.trait("lesson", lesson)
+    logit += 0.3 * draws.trait("school", ids["school"]) - 0.3 * ids["tries"]
+    return {**ids, "click": draws.clicks(logit)}
+
+
+def letters(draws: Draws, num: int) -> Columns:
+    """Letters to receivers who open one in twelve: ten fields, campaigns of a day, and receivers with a habit."""
+    receiver = draws.ids(20_000, num, 1.5)
+    campaign = (np.arange(num) * 0.002).astype(np.int64) + draws.ids(30, num)
+    ids = {"receiver": receiver, "campaign": campaign, "sender": draws.attribute("sender", 70, campaign)}
+    ids |= {"subject": draws.attribute("subject", 35, campaign), "client": draws.attribute("client", 9, receiver)}
+    ids |= {"region": draws.attribute("region", 50, receiver), "hour": draws.ids(24, num, 0.7)}
+    ids |= {"weekday": np.arange(num) // 20_000 % 7, "list": draws.ids(15, num, 2.0), "layout": draws.ids(4, num)}
+    strength = {"receiver": 0.8, "campaign": 0.4, "sender": 0.4, "client": 0.3, "hour": 0.2, "list": 0.3}
+    logit = -3.0 + sum(by * draws.trait(name, ids[name]) for name, by in strength.items())
+    logit += 0.4 * draws.trait("receiver and sender", receiver, ids["sender"])
+    logit += 0.4 * draws.trait("subject and region", ids["subject"], ids["region"])
+    return {**ids, "click": draws.clicks(logit)}
+
+
+def offers(draws: Draws, num: int) -> Columns:
+    """Offers of private sellers that live for a while, found by a query: twelve fields, four of them of the offer."""
+    offer = (np.arange(num) * 0.05).astype(np.int64) + draws.ids(2500, num, 1.5)
+    visitor, _ = draws.runs(15_000, num, 12.0)
+    ids = {"visitor": visitor, "offer": offer, "seller": draws.attribute("seller", 1200, offer)}
+    ids |= {"kind": draws.attribute("kind", 110, offer), "state": draws.attribute("state", 5, offer)}
+    ids |= {"town": draws.attribute("town", 300, visitor), "query": draws.ids(5000, num, 2.5)}
+    ids |= {name: draws.ids(size, num) for name, size in (("rank", 40), ("hour", 24), ("app", 3), ("test", 6))}
+    ids["photos"] = draws.attribute("photos", 12, offer)
+    strength = {"offer": 0.6, "seller": 0.3, "kind": 0.4, "visitor": 0.4, "state": 0.3, "photos": 0.3, "query": 0.3}
+    logit = -1.9 - 0.03 * ids["rank"] + sum(by * draws.trait(name, ids[name]) for name, by in strength.items())
+    for one, other in (("query", "kind"), ("visitor", "kind"), ("town", "seller")):
+        logit += 0.4 * draws.trait(one + other, ids[one], ids[other])
+    return {**ids, "age_days": draws.random.gamma(1.5, 4.0, num), "click": draws.clicks(logit)}
+
+
 Make = Callable[[Draws, int], Columns]
 CHOOSING: Mapping[str, Make] = {"few_ids": few_ids, "many_ids": many_ids, "ratings": ratings}
 """Defaults may be chosen by these."""
-HELD_OUT: Mapping[str, Make] = {"videos": videos, "regimes": regimes, "rare": rare, "shop": shop, "adverts": adverts}
+HELD_OUT: Mapping[str, Make] = {
+    **{"videos": videos, "regimes": regimes, "rare": rare, "shop": shop, "adverts": adverts},
+    **{"lessons": lessons, "letters": letters, "offers": offers},
+}
 """Nothing is chosen by these: they say whether a choice holds elsewhere."""
 WORLDS = {**CHOOSING, **HELD_OUT}
 

@@ -59,6 +59,17 @@ def test_a_stream_without_interactions_has_none(seed):
     assert choice.samples == NUM
 
 
+@pytest.mark.parametrize(("strength", "expected"), [(0.5, 1.0), (3.0, 4.0)])
+def test_first_order_weights_learn_faster_where_ids_say_much(strength, expected):
+    random = np.random.default_rng(2)
+    ids = {name: random.integers(0, 400, NUM) for name in SIZES}
+    logit = sum(strength * random.normal(size=400)[id_N] for id_N in ids.values())
+    click = (random.random(NUM) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    sparse = {name: Ragged(id_N.astype(np.uint64), np.arange(NUM + 1)) for name, id_N in ids.items()}
+    stream = Samples(sparse, {}, {"click": click}, np.arange(NUM), np.full(NUM, np.nan))
+    assert choice_of(validate(TrainerJob, JOB), stream).first_order_rate == expected
+
+
 def test_labels_that_say_nothing_choose_none():
     without_clicks = samples(1.0)
     without_clicks.meta["click"][:] = 0
@@ -84,6 +95,23 @@ def test_chosen_pairs_are_first_order_weights_of_one_more_slot():
     assert job.spec.tables["default"] == before.spec.tables["default"], "shards get the table as trainers do"
     assert job.full["crosses"]["chosen"] == CHOSEN
     assert "crosses" not in before.full, "specs are written as before there were any"
+
+
+def test_a_chosen_rate_is_that_of_the_first_order_weights_of_tables_that_say_nothing_of_it():
+    chosen = CHOSEN | {"first_order_rate": 2.0}
+    rule = rows_learn(3)
+
+    def learn(**keys):
+        table = under_crosses(small(**keys), chosen).full["tables"]["default"]
+        return table["optimizer"]["lr"], table["first_order_optimizer"] and table["first_order_optimizer"]["lr"]
+
+    assert learn() == (rule["optimizer"]["lr"], 2 * rule["first_order_optimizer"]["lr"])
+    assert learn(crosses={"choose": "off"}) == (rule["optimizer"]["lr"], rule["first_order_optimizer"]["lr"])
+    assert learn(defaults=4) == (0.05, None)
+    assert learn(**{"tables.default.optimizer": {"kind": "adagrad"}}) == (0.05, None)
+    job = under_crosses(small(), chosen)
+    assert job.full["crosses"]["chosen"] == chosen
+    assert job.full["tables"]["crosses"] == under_crosses(small(), CHOSEN).full["tables"]["crosses"]
 
 
 def test_a_pair_is_left_out_with_a_slot_of_its_own_and_all_are_with_the_key():

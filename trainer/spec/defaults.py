@@ -84,7 +84,9 @@ def _in_full(text: str, unset: int) -> str:
     except SpecError:
         return json.dumps(spec)
     if number >= RATES_BY_SLOTS:
-        learn = rows_learn(len(Schema.of(job.slots).uncrossed.sparse))
+        chosen = job.crosses.chosen if job.crosses.choose != "off" else None
+        by = chosen.first_order_rate if chosen is not None else 1.0
+        learn = rows_learn(len(Schema.of(job.slots).uncrossed.sparse), by)
         for name, table in job.tables.items():
             if not OF_ROWS & table.model_fields_set:
                 full["tables"][name] |= learn
@@ -99,8 +101,9 @@ def _in_full(text: str, unset: int) -> str:
     return json.dumps({**full, **rest})
 
 
-def rows_learn(num_slots: int) -> dict[str, Any]:
-    """How rows learn, by the number of sparse slots, in a table that does not say it.
+def rows_learn(num_slots: int, by: float = 1.0) -> dict[str, Any]:
+    """How rows learn, by the number of sparse slots, in a table that does not say it. `by` multiplies the rate of
+    first-order weights: what the job has chosen by its first samples.
 
     A sample moves one row of each slot at once, and their sum is the prediction: first-order weights take steps of
     1 / sqrt(slots). Vectors meet in pairs, each with all others: 1 / slots. The accumulators begin above 0, so a first
@@ -108,7 +111,7 @@ def rows_learn(num_slots: int) -> dict[str, Any]:
     """
     num = max(num_slots, MIN_SLOTS)
     vector = Adagrad(lr=_two_digits(0.4 / num), initial=0.1)
-    first_order = Adagrad(lr=_two_digits(0.4 / num**0.5), initial=1.0)
+    first_order = Adagrad(lr=_two_digits(by * _two_digits(0.4 / num**0.5)), initial=1.0)
     return {
         "optimizer": vector.model_dump(mode="json"),
         "first_order_optimizer": first_order.model_dump(mode="json"),
