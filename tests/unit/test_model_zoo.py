@@ -18,7 +18,7 @@ from torch import nn
 from headrace.trainer.config import ModelSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape, Targets
 from headrace.trainer.models.esmm import product_logit
-from headrace.trainer.models.item_counts import LEAST, log_shares
+from headrace.trainer.models.item_counts import LEAST, PART, log_shares
 from headrace.trainer.models.registry import load_model
 from headrace.trainer.models.two_tower import ItemFrequency, ItemPopularity
 from tests.fakes.model_settings import fitting
@@ -401,7 +401,7 @@ def test_popularity_is_in_the_vectors_and_not_in_the_loss():
         inputs, targets = popular.inputs(batch), Targets(batch.label, {}, batch.signs, {})
         found = [each.model(each.inputs(batch)) for each in (plain, popular)]
         user_BV, item_BV = (found[1][name] for name in ("user_vector", "item_vector"))
-        assert torch.equal(user_BV[:, :-1], found[0]["user_vector"]) and (user_BV[:, -1] == 0.75).all()
+        assert torch.equal(user_BV[:, :-1], found[0]["user_vector"]) and (user_BV[:, -1] * PART == 0.75).all()
         assert torch.equal(item_BV[:, :-1], found[0]["item_vector"]) and not item_BV[:, -1].any()
         losses = [each.model.losses(out, inputs, targets) for each, out in zip((plain, popular), found, strict=True)]
         assert torch.allclose(losses[0]["in_batch_softmax"], losses[1]["in_batch_softmax"], atol=1e-6)

@@ -20,7 +20,7 @@ from headrace.trainer.exports.destination import ExportFolder, folder_destinatio
 from headrace.trainer.exports.item_file import index_in, write_items
 from headrace.trainer.exports.materialize import _file
 from headrace.trainer.exports.reader import MODEL, ReadableExport
-from headrace.trainer.models.item_counts import log_shares
+from headrace.trainer.models.item_counts import PART, log_shares
 from headrace.trainer.predict.batch_retrieval import (
     BatchRetrieval,
     UsersFile,
@@ -577,7 +577,7 @@ def test_an_export_holds_the_items_that_a_replica_finds(tmp_path):
     scratch.apply(described)
     assert scratch.items.index.vectors_IV.tobytes() == popular.tobytes() and told["dim"] == 3
     shares = log_shares(dense["counts"], scratch.items.index.catalogue.sign_I)
-    assert np.array_equal(popular[:, -1], np.where(scratch.items.index.there_I, shares, 0))
+    assert np.array_equal(popular[:, -1], np.where(scratch.items.index.there_I, shares * np.float32(PART), 0))
     assert np.array_equal(popular[:, :-1], items.vectors()[:, :-1]) and len({*shares.tolist()}) > 1
     for bad in ({}, {"counts": np.zeros(64, np.float32)}, {"counts": np.full((2, 64), np.nan, np.float32)}):
         lacks = write_items(

@@ -17,7 +17,7 @@ from headrace.errors import BadInput
 from headrace.key_kernels import keys_of
 from headrace.pserver.rows.kernels import EMPTY, find
 from headrace.trainer.exports.onnx_model import PREFIX, DenseGraph, OnnxModel
-from headrace.trainer.models.item_counts import log_shares
+from headrace.trainer.models.item_counts import PART, log_shares
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from headrace.trainer.serving.item_index import Bools, ItemIndex
 from headrace.trainer.serving.slot_layout import F32, U64, InferenceInputs, SlotLayout, TableView
@@ -89,7 +89,7 @@ class ItemTower:
         there_I = self._there(tables)
         popularity_I = None
         if self._counts is not None:
-            popularity_I = log_shares(weights.get(PREFIX + self._counts), self.catalogue.sign_I)
+            popularity_I = log_shares(weights.get(PREFIX + self._counts), self.catalogue.sign_I) * np.float32(PART)
         vectors_IV: F32 | None = None
         for number, inputs in enumerate(self._blocks):
             on_block()

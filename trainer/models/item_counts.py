@@ -17,6 +17,9 @@ NUM_ROWS = 2
 Cormode and Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch" (2005)."""
 LEAST = 0.01
 """Is added to each count, so that an item without a click has a share, too."""
+PART = 1 / 16
+"""The number of an item is this part of its logarithm, and that of the user so much more: a search rounds the numbers
+of a vector by its largest one, and all others have a length of 1 together."""
 
 
 def mixed(sign: Any) -> Any:

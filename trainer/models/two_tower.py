@@ -11,7 +11,7 @@ then, which move slowly (Wang et al., "Cross-Batch Negative Sampling for Trainin
 
 Without the correction, the product learns how much likelier an item is for this user than for all: the logarithm of
 P(item | user) / P(item). With `popularity` the logarithm of P(item), over the last positive samples, is added where
-items are retrieved: the vectors have one more number each, of the user the temperature, of the item that logarithm. It
+items are retrieved: the vectors have one more number each, whose product is the temperature times that logarithm. It
 moves with every sample, and the towers need not learn it.
 
 Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items, M cached items.
@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from headrace.trainer.models.contract import Inputs, Shape, SlotAxes, Targets
-from headrace.trainer.models.item_counts import NUM_ROWS, counters_of, mixed
+from headrace.trainer.models.item_counts import NUM_ROWS, PART, counters_of, mixed
 from headrace.trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
 from headrace.trainer.models.linear import Linear
 from headrace.trainer.models.settings import TwoTowerSettings
@@ -147,7 +147,7 @@ class TwoTower(nn.Module):
         logits_BT = self.first_order(inputs, product_B1 * self.factor_T + self.bias_T)
         if self.popularity is not None:
             weight = self._settings.temperature * self._settings.popularity_weight
-            user_BV = functional.pad(user_BV, (0, 1), value=weight)
+            user_BV = functional.pad(user_BV, (0, 1), value=weight / PART)
             item_BV = functional.pad(item_BV, (0, 1))  # trainer.exports.item_tower writes it
         return by_task(logits_BT, self._tasks) | {"user_vector": user_BV, "item_vector": item_BV}
 
