@@ -64,8 +64,8 @@ class CloseEntry(ResponseBody):
     rejected: dict[str, int]
     """Rejected events, by reason."""
     window: Measures
-    """Window metrics at the close: auc, gauc, logloss, calibration, rmse, index_recall, popular_recall. Empty if nothing
-    was predicted."""
+    """Window metrics at the close: auc, gauc, logloss, calibration, rmse, index_recall, popular_recall. Empty if
+    nothing was predicted."""
 
 
 @router.get("", **authorized(Role.VIEWER, *GONE), operation_id="getMetrics", summary="A job's metrics")
