@@ -108,11 +108,13 @@ def action(
     audited: tuple[str, ...] | None = None,
     answer: Mapping[str, Any] | None = None,
     form: Form | None = None,
+    repeatable: bool = True,
 ) -> Callable[[Do], Do]:
     """Make a function an action: add its route. The function takes an ActionCall, then what the request carries.
 
     `role`, or a token that was granted the action `grant`, may call it. `audited` names the fields of its body that the
     audit log shows; None: all. `answer` describes an answer 200. `form`: how a job's page offers it; None: not at all.
+    `repeatable`: whether the answer is kept for a repeated request with the same `Idempotency-Key`.
     """
 
     def add(do: Do) -> Do:
@@ -120,7 +122,7 @@ def action(
         refusals = [HTTPStatus.NOT_FOUND]
         refusals += [HTTPStatus.PRECONDITION_FAILED] if if_match is not None else []
         refusals += [HTTPStatus.PRECONDITION_REQUIRED] if if_match is IfMatch.NEEDED else []
-        told = authorized(role, *refusals, act=grant, repeatable=method != "DELETE")
+        told = authorized(role, *refusals, act=grant, repeatable=repeatable and method != "DELETE")
         if returns is Operation:
             told["responses"][int(HTTPStatus.ACCEPTED)] = STARTED
             told["status_code"] = HTTPStatus.ACCEPTED

@@ -28,6 +28,8 @@ from headrace.service.api import (
     predictions,
     suggestions,
     tables,
+    timelines,
+    tried_events,
     upgrades,
 )
 from headrace.service.api.actions import offered
@@ -47,6 +49,7 @@ from headrace.service.history.closes import TimelineVersion
 from headrace.service.jobs.config import LimitsSection
 from headrace.service.jobs.host import Host
 from headrace.service.jobs.prediction_rules import PredictionRules
+from headrace.service.predict.event_trials import EventTrials
 
 DESCRIPTION = """Jobs that train on event streams: their state, and actions on them.
 
@@ -55,7 +58,7 @@ answered with 202 and an operation. A POST that is repeated with the same `Idemp
 `x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
 ROUTERS = (
     *(health, jobs, drafts, upgrades, commits, exports, metrics, guards, tables, output, predictions, suggestions),
-    *(operations, feed, admin),
+    *(tried_events, timelines, operations, feed, admin),
 )
 OFFERED = tuple(sorted(offered, key=lambda act: act.form.group))
 """The actions that a job's page offers, in the order of their buttons: all modules of routes are imported by now."""
@@ -99,7 +102,7 @@ def app(host: Host, terms: ApiSettings) -> FastAPI:
     )
     api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
     api.state.ground = PredictionRules(allow=terms.allow, limits=terms.limits, private=terms.private)
-    api.state.predicting = terms.predicting
+    api.state.predicting, api.state.trials = terms.predicting, EventTrials()
     api.state.statuses, api.state.repeats, api.state.turns = JobCache(host), IdempotencyStore(host.records), JobLocks()
     host.work.on_end = api.state.statuses.forget
     api.state.streams = Streams(poller(api.state.statuses), terms.limits.max_streams, terms.limits.max_streams_each)

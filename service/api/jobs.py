@@ -23,12 +23,16 @@ from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf
 from headrace.service.api.forms import Form, FormField, Group, Job, rests, runs, trains, value_of
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.job_figures import JobFigures, figures_of
+from headrace.service.api.read_places import one_of_few
 from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page, shown_by
+from headrace.service.auth.guard import address_of
+from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resizing import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
 from headrace.service.jobs.operation_queue import Operation
+from headrace.service.jobs.spec_difference import WHAT_TO_DO, not_taken_yet, settings_in_force
 from headrace.service.monitor.cause import cause_of_end, cause_of_trouble, cause_of_wait
 from headrace.trainer.job_status import Status
 from headrace.trainer.spec.changes import check_set, hot_keys
@@ -103,6 +107,41 @@ class JobSpec(ResponseBody):
     """The folder where its relative paths start."""
     store: str
     """The folder of the store."""
+
+
+class JobSetting(ResponseBody):
+    """A setting of a job."""
+
+    key: str
+    file: str | None
+    """Its value in the job file, as JSON; null: the file leaves it out."""
+    now: str
+    """The value in force, as JSON."""
+    origin: str
+    """"file", "default", "chosen" (by the job, as it began) or "set" (while it ran)."""
+
+
+class WaitingChange(ResponseBody):
+    """A key of the job file that the present run has not taken."""
+
+    key: str
+    was: str
+    """The value of the run, as JSON; "nothing" where it lacks the key."""
+    now: str
+    """The value of the job file."""
+    note: str
+    change: str
+    """The kind of the change, which says what takes it."""
+    to_do: str
+    """How to have it taken."""
+
+
+class JobSettings(ResponseBody):
+    """The settings of a job that are in force, and changes of its file that are not."""
+
+    settings: list[JobSetting]
+    waiting: list[WaitingChange]
+    """Changes of the job file since its run began."""
 
 
 SMALL_JOB = {
@@ -416,3 +455,25 @@ def get_spec(statuses: StatusesOf, job: JobName) -> JobSpec:
     """The spec of the job, without its passwords."""
     found = statuses.job(job)
     return JobSpec(spec=finite(dict(found.spec)), base=str(found.base), store=str(found.store))
+
+
+@router.get(
+    "/{job}/settings", **authorized(Role.VIEWER, *GONE), operation_id="getSettings", summary="Get a job's settings"
+)
+def get_settings(request: Request, caller: CallerOf, statuses: StatusesOf, job: JobName) -> JobSettings:
+    """Every setting in force, with its value in the job file; and changes of the file that the run has not taken."""
+    loaded = statuses.loaded(job)
+    with one_of_few(share_key(caller, address_of(request))):
+        settings = settings_in_force(loaded, statuses.of(job).overrides)
+        waiting = not_taken_yet(loaded)
+    return JobSettings(
+        settings=[JobSetting(**asdict(each)) for each in settings],
+        waiting=[
+            WaitingChange(
+                **{"key": each.key, "was": each.was, "now": each.now, "note": each.note},
+                change=each.change.value,
+                to_do=WHAT_TO_DO[each.change],
+            )
+            for each in waiting
+        ],
+    )

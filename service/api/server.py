@@ -43,6 +43,13 @@ def _make_routes(api: FastAPI) -> None:
         route.matches(nowhere)
 
 
+def _end_work(api: FastAPI) -> None:
+    """Close what would keep the server from stopping, or outlive it; an application that only waits has none."""
+    for name in ("streams", "trials"):
+        if hasattr(api.state, name):
+            getattr(api.state, name).close()
+
+
 def serving(
     api: FastAPI, listener: Listener, cert: Path | None = None, key: Path | None = None
 ) -> AbstractContextManager[None]:
@@ -54,7 +61,7 @@ def serving(
         listener,
         tls=None if cert is None or key is None else (cert, key),
         thread_name="api",
-        before_stop=api.state.streams.close if hasattr(api.state, "streams") else lambda: None,
+        before_stop=lambda: _end_work(api),
         http=PagesConnection,
         lifespan="auto" if has_pages else "off",
         ws="websockets-sansio" if has_pages else "none",

@@ -14,6 +14,7 @@ from headrace.deadline import Deadline
 from headrace.private_folder import private_folder
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute
+from headrace.service.api.forms import Form, FormField, Group, readable
 from headrace.service.api.schemas import RequestBody, shown_by
 from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.side_process import run_beside
@@ -40,7 +41,20 @@ class SuggestRequest(RequestBody):
     """The last events of the stream, in place of the first ones."""
 
 
-@action(router, "/v1/jobs/{job}/suggest", id="suggestFeatures", summary="Measure slots and propose features")
+@action(
+    router,
+    "/v1/jobs/{job}/suggest",
+    id="suggestFeatures",
+    summary="Measure slots and propose features",
+    form=Form(
+        Group.SETTINGS,
+        "Suggest features",
+        "A process reads events of the job's stream beside the job, and measures which crosses, counters and histories "
+        "would pay, which slots do not, and rules of admission. Nothing is changed. It takes minutes.",
+        readable,
+        (FormField("events", "Events to read"), FormField("newest", "The newest events, not the first ones")),
+    ),
+)
 def suggest_features(call: ActionCall, asked: SuggestRequest | None = None) -> Operation:
     """Measure on a job's stream which crosses, counters and histories pay, which slots do not, and admission.
 

@@ -199,6 +199,56 @@ def explain(
     return Explanation(lines=list(row.format_explanation(known)), known=known)
 
 
+class RankedRowEntry(ResponseBody):
+    """A row by its shows."""
+
+    slot: str | None
+    """The first slot that has such rows; null for rows of a slot that is gone."""
+    sign: str
+    """Its feature id."""
+    show: Number
+    """Shows now: they decay."""
+    click: Number
+    unseen_days: int
+    """Days since it was seen."""
+
+
+class UnseenRows(ResponseBody):
+    """Rows by the days since they were seen."""
+
+    from_days: int
+    """The least days; the next entry begins with more."""
+    rows: int
+
+
+class RowRanking(ResponseBody):
+    """The rows of a table with most shows, and how long ago its rows were seen."""
+
+    rows: list[RankedRowEntry]
+    """Most shows first."""
+    unseen: list[UnseenRows]
+    scanned: int
+    """Rows that were looked at: of very many, those in memory first."""
+    total: int
+    """All rows of the table."""
+    commit: str | None = None
+    """The commit that was read, if the job does not run."""
+
+
+@router.get(
+    "/tables/{table}/ranking",
+    **authorized(Role.VIEWER, *GONE),
+    operation_id="rankRows",
+    summary="Rank the rows of a table by shows",
+)
+def rank_rows(request: Request, caller: CallerOf, statuses: StatusesOf, job: JobName, table: TableName) -> RowRanking:
+    """The rows with most shows, and how long ago rows were seen; by its newest commit if the job does not run."""
+    loaded = statuses.loaded(job)
+    _check_table(loaded, table)
+    with one_of_few(share_key(caller, address_of(request))):
+        return RowRanking(**finite(row.ranking(loaded, table, Deadline.after(EXPLAIN_S))))
+
+
 @action(
     router,
     "/forget",

@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +12,7 @@ from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.progress import work_progress
 from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
+from headrace.service.planning.suggestion_text import SuggestionTable, lines_of, tables_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +42,7 @@ def suggest(
 
     Example: headrace suggest job.toml --events 50000 --newest
     """
-    from headrace.service.planning.job_features import lines_of, suggest_features
+    from headrace.service.planning.job_features import suggest_features
 
     if (name := remote_name(job, url)) is not None:
         with service_at(url, token) as client, work_progress("measuring") as progress:
@@ -59,29 +59,15 @@ def suggest(
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
-    for table in _tables(found):
-        console.print(table)
+    for table in tables_of(found):
+        console.print(_table(table))
     print_printable(*lines_of(found), sep="\n")
 
 
-def _tables(found: Mapping[str, Any]) -> "list[Table]":
-    """Of a `Suggestions.message`."""
+def _table(found: SuggestionTable) -> "Table":
     from rich.table import Table
 
-    def worth(each: Mapping[str, Any]) -> tuple[str, str]:
-        return f"{each['auc']:+.4f}", f"{each['p']:.4f}"
-
-    added = Table("features that pay, each on top of those before", "AUC", "p", "costs rows", title_justify="left")
-    for each in found["features"]:
-        added.add_row(printable(each["slot"]["name"]), *worth(each), f"{each['rows']:,}")
-    slots = Table("slot", "AUC without it", "p", "saves rows", "of all", "")
-    total = max(1, sum(each["rows"] for each in found["slots"].values()))
-    for name, each in sorted(found["slots"].items(), key=lambda item: (item[1]["auc"], item[0])):
-        saved, advice = each["saved"], "drop" if each["drop"] else ""
-        slots.add_row(printable(name), *worth(each), f"{saved:,}", f"{saved / total:.1%}", advice)
-    admission = Table("admit an id after", "AUC", "p", "rows left", "saves rows", "of all")
-    for times, each in found["admission"].items():
-        saved = each["saved"]
-        share = f"{saved / max(1, found['rows']):.1%}"
-        admission.add_row(f"{times} times", *worth(each), f"{each['rows']:,}", f"{saved:,}", share)
-    return [added, slots, admission]
+    table = Table(*found.titles, title_justify="left")
+    for name, *others in found.rows:
+        table.add_row(printable(name), *others)
+    return table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SpecError
-from headrace.service.cluster.store_defaults import spec_with_rows
+from headrace.service.cluster.store_defaults import newest_spec, spec_with_rows, with_store_defaults
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, Commits
@@ -17,7 +17,15 @@ from headrace.trainer.checkpoint.rewind import Lineage
 from headrace.trainer.importing.other_slots import WeightChange, weights_between
 from headrace.trainer.journal.log import read as read_records
 from headrace.trainer.spec.change_classes import ChangeClass
-from headrace.trainer.spec.changes import KeyChange, key_changes, schema_of, slots_between
+from headrace.trainer.spec.changes import (
+    SHARDS,
+    TRAINERS,
+    KeyChange,
+    flat_values,
+    key_changes,
+    schema_of,
+    slots_between,
+)
 from headrace.trainer.spec.defaults import fill_defaults
 
 WHAT_TO_DO: Mapping[ChangeClass, str] = {
@@ -64,6 +72,50 @@ class CarriedOver:
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
     """The changed keys of two full specs, the most far-reaching class last."""
     return sorted(key_changes(old, new), key=lambda each: (ORDER.index(each.change), each.key))
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInForce:
+    """A setting of a job, and where it is from."""
+
+    key: str
+    file: str | None
+    """Its value in the job file, as text; None: the file leaves it out."""
+    now: str
+    """The value in force, as text."""
+    origin: str
+    """"file", "default", "chosen" (by the job, as it began) or "set" (while it ran)."""
+
+
+def settings_in_force(job: LoadedJob, overrides: Mapping[str, Any]) -> list[SettingInForce]:
+    """All settings of a job: `overrides` were set while it ran; what its store began with is put in place of defaults.
+
+    Raises SpecError.
+    """
+    file, newest = dict(flat_values(job.raw)), dict(flat_values(job.full))
+    store, told = dict(flat_values(with_store_defaults(job).full)), dict(flat_values(overrides))
+    found = []
+    for key in dict.fromkeys([*store, *told]):
+        now = told.get(key, store.get(key, "nothing"))
+        origin = "set" if key in told else "file" if key in file else "default"
+        if origin == "default" and key in newest and newest[key] != now:
+            origin = "chosen"
+        found.append(SettingInForce(key, file.get(key), now, origin))
+    return found
+
+
+def not_taken_yet(job: LoadedJob) -> list[KeyChange]:
+    """The keys in which the job file differs from that of the run: a restart takes them. Raises SpecError."""
+    before = newest_spec(job.store)
+    if before is None:
+        return []
+    numbered = with_store_defaults(job)
+    return [each for each in changes_between(fill_defaults(before), numbered.full) if not _is_number(each.key)]
+
+
+def _is_number(key: str) -> bool:
+    """Whether a key says how many workers there are: a resize changes it, and the log has its number."""
+    return key in (TRAINERS, SHARDS)
 
 
 def check_carried(job: LoadedJob) -> None:

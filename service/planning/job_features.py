@@ -4,7 +4,7 @@ For a job of a service in a process: `python -m headrace.service.planning.job_fe
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ from headrace.service.planning.feature_columns import (
 )
 from headrace.service.planning.feature_worth import Feature, FeatureWorth, Gain, SampleFacts, entry_of, find_features
 from headrace.service.planning.stream_facts import gathered, read_blocks
-from headrace.service.planning.sweep_settings import toml_value
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.side_config import SideConfig
 from headrace.service.spec.side_groups import beside
@@ -95,24 +94,6 @@ class Suggestions:
                 for times, (each, rows) in found.admission.items()
             },
         }
-
-
-def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
-    """The lines below the tables of a `Suggestions.message`."""
-    which = f"{'newest' if message['newest'] else 'first'} {message['events']:,} events"
-    yield f"{message['samples']:,} samples of the {which}, {message['rejected']:,} rejected. AUC: that of a linear"
-    yield f"model in the second half, predicted before it was learnt; {message['auc']:.4f} with the slots as they are."
-    yield "p: of the difference in log loss. A deep model may gain less from crosses: headrace sweep tells. Rows: of"
-    yield "these events; headrace size tells those of a longer stream."
-    added, rows = sum(each["rows"] for each in message["features"]), message["rows"]
-    dropped = {name: each["saved"] for name, each in message["slots"].items() if each["drop"]}
-    if added:
-        yield f"The features that pay cost {added:,} rows beside the {rows - added:,} of the slots."
-    if dropped:
-        share = sum(dropped.values()) / max(1, rows - added)
-        yield f"Without {', '.join(dropped)}: {sum(dropped.values()):,} rows fewer, {share:.1%} of those of the slots."
-    for each in message["features"]:
-        yield from ("", "[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in each["slot"].items()))
 
 
 def suggest_features(job: LoadedJob, num_events: int, *, newest: bool = False) -> Suggestions:

@@ -366,6 +366,24 @@ class JobMetrics(TypedDict):
     """"life", "window" and "pass", if `metrics.infer_first` is set: a whole pass is predicted before training on
     it."""
 
+class JobSetting(TypedDict):
+    """A setting of a job."""
+
+    key: str
+    file: str | None
+    """Its value in the job file, as JSON; null: the file leaves it out."""
+    now: str
+    """The value in force, as JSON."""
+    origin: str
+    """"file", "default", "chosen" (by the job, as it began) or "set" (while it ran)."""
+
+class JobSettings(TypedDict):
+    """The settings of a job that are in force, and changes of its file that are not."""
+
+    settings: list[JobSetting]
+    waiting: list[WaitingChange]
+    """Changes of the job file since its run began."""
+
 class JobSpec(TypedDict):
     """A job's spec."""
 
@@ -569,6 +587,19 @@ class PublishedExport(TypedDict):
     failed_gates: list[str]
     """Gates that it did not pass."""
 
+class RankedRowEntry(TypedDict):
+    """A row by its shows."""
+
+    slot: str | None
+    """The first slot that has such rows; null for rows of a slot that is gone."""
+    sign: str
+    """Its feature id."""
+    show: float
+    """Shows now: they decay."""
+    click: float
+    unseen_days: int
+    """Days since it was seen."""
+
 class Ready(TypedDict):
     """The service is ready."""
 
@@ -612,6 +643,19 @@ class ResizeProgress(TypedDict):
     """The version whose rows they can take over now."""
     for_s: float | None
     """Seconds since the request."""
+
+class RowRanking(TypedDict):
+    """The rows of a table with most shows, and how long ago its rows were seen."""
+
+    rows: list[RankedRowEntry]
+    """Most shows first."""
+    unseen: list[UnseenRows]
+    scanned: int
+    """Rows that were looked at: of very many, those in memory first."""
+    total: int
+    """All rows of the table."""
+    commit: NotRequired[str | None]
+    """The commit that was read, if the job does not run."""
 
 class Skipped(TypedDict):
     """Positions that the job skipped."""
@@ -701,6 +745,48 @@ class TokenEntry(TypedDict):
     last_used: str | None
     revoked: str | None
 
+class TriedEvents(TypedDict):
+    """Predictions of pasted events by one version."""
+
+    version: int
+    commit: str
+    samples: list[TriedSample]
+    left_out: int
+    """Samples beyond those that are shown."""
+    rejected: list[TriedRejection]
+
+class TriedRejection(TypedDict):
+    """Events that give no sample."""
+
+    reason: str
+    events: int
+    first: str
+    """The first of them, in words."""
+
+class TriedSample(TypedDict):
+    """One sample of the events."""
+
+    event: int
+    """The number of its event, from 0."""
+    time: float | None
+    """Time of the event in unix seconds, or null."""
+    predictions: dict[str, float | None]
+    """By task."""
+    slots: list[TriedSlot]
+
+class TriedSlot(TypedDict):
+    """The values of one slot in a sample."""
+
+    name: str
+    kind: str
+    """"sparse", "dense" or "meta"."""
+    values: list[str]
+    """The first of them. An id that is the hash of a text of the event is shown as this text."""
+    missing: list[str]
+    """Those without a row: the job has not learnt them, and predicts with the default row."""
+    more: int
+    """Values that are not shown."""
+
 class TuningProgress(TypedDict):
     """The choices of a new job before its first pass: settings with train.tune = "auto", and crosses."""
 
@@ -728,6 +814,13 @@ class TuningTrial(TypedDict):
     auc: float | None
     """AUC of the same samples."""
 
+class UnseenRows(TypedDict):
+    """Rows by the days since they were seen."""
+
+    from_days: int
+    """The least days; the next entry begins with more."""
+    rows: int
+
 class UsageOfWorker(TypedDict):
     """The processor time and memory of a worker at the last close, without its pipe commands."""
 
@@ -738,6 +831,20 @@ class UsageOfWorker(TypedDict):
     cpu_s: float | None
     """Processor time since its start."""
     memory_bytes: float | None
+
+class WaitingChange(TypedDict):
+    """A key of the job file that the present run has not taken."""
+
+    key: str
+    was: str
+    """The value of the run, as JSON; "nothing" where it lacks the key."""
+    now: str
+    """The value of the job file."""
+    note: str
+    change: str
+    """The kind of the change, which says what takes it."""
+    to_do: str
+    """How to have it taken."""
 
 Wire = Literal["float32", "bfloat16", "int8"]
 
@@ -830,6 +937,11 @@ class ServiceActions:
 
     def get_spec(self, job: str) -> JobSpec:
         """The spec of the job, without its passwords."""
+        ...
+
+    def get_settings(self, job: str) -> JobSettings:
+        """Every setting in force, with its value in the job file; and changes of the file that the run has not
+        taken."""
         ...
 
     def list_examples(self) -> ExampleJobs:
@@ -998,6 +1110,11 @@ class ServiceActions:
 
     def explain_sign(self, job: str, table: str, *, slot: str, sign: str) -> Explanation:
         """Where its row is, why it has one or none, its values, when it is deleted, which exports contain it."""
+        ...
+
+    def rank_rows(self, job: str, table: str) -> RowRanking:
+        """The rows with most shows, and how long ago rows were seen; by its newest commit if the job does not
+        run."""
         ...
 
     def forget_value(
@@ -1175,6 +1292,30 @@ class ServiceActions:
         it."""
         ...
 
+    def try_events(self, job: str, *, events: str | None = ...) -> TriedEvents:
+        """Predict events with the job's newest commit: their samples, features and predictions, and rows that are
+        missing. They go through the job's pipe. The job need not run; nothing is learnt or stored. The first answer
+        takes some seconds, until a process is ready; that process stays for a few minutes."""
+        ...
+
+    def record_trace(
+        self,
+        job: str,
+        *,
+        steps: int | None = ...,
+        wait: bool = True,
+        timeout_s: float = ...,
+        notify: Callable[[str], None] | None = None,
+    ) -> OperationEntry:
+        """Record the next steps of every trainer and shard. The trace replaces an earlier one; download it once it
+        is done. Training goes on. The operation ends once all workers have recorded so many steps, or after five
+        minutes, with the parts that there are."""
+        ...
+
+    def get_trace(self, job: str) -> str:
+        """The newest timeline, in the trace format of Chrome; open it in ui.perfetto.dev."""
+        ...
+
     def list_operations(self, *, job: str | None = ...) -> list[OperationEntry]:
         """Operations, newest first. They are removed 7 days after their end."""
         ...
@@ -1254,6 +1395,7 @@ class AsyncServiceActions:
     async def stop_job(self, job: str) -> JobEntry: ...
     async def restart_job(self, job: str) -> JobEntry: ...
     async def get_spec(self, job: str) -> JobSpec: ...
+    async def get_settings(self, job: str) -> JobSettings: ...
     async def list_examples(self) -> ExampleJobs: ...
     async def infer_spec(self, *, events: str, paths: str | None = ...) -> InferredSpec: ...
     async def list_builds(self) -> Builds: ...
@@ -1336,6 +1478,7 @@ class AsyncServiceActions:
         notify: Callable[[str], None] | None = None,
     ) -> OperationEntry: ...
     async def explain_sign(self, job: str, table: str, *, slot: str, sign: str) -> Explanation: ...
+    async def rank_rows(self, job: str, table: str) -> RowRanking: ...
     async def forget_value(
         self,
         job: str,
@@ -1456,6 +1599,17 @@ class AsyncServiceActions:
         timeout_s: float = ...,
         notify: Callable[[str], None] | None = None,
     ) -> OperationEntry: ...
+    async def try_events(self, job: str, *, events: str | None = ...) -> TriedEvents: ...
+    async def record_trace(
+        self,
+        job: str,
+        *,
+        steps: int | None = ...,
+        wait: bool = True,
+        timeout_s: float = ...,
+        notify: Callable[[str], None] | None = None,
+    ) -> OperationEntry: ...
+    async def get_trace(self, job: str) -> str: ...
     async def list_operations(self, *, job: str | None = ...) -> list[OperationEntry]: ...
     async def get_operation(self, id: str) -> OperationEntry: ...
     async def cancel_operation(self, id: str) -> OperationEntry: ...

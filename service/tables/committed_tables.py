@@ -31,7 +31,7 @@ from headrace.trainer.checkpoint.rewind import log_operation
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.journal import records as log_records
 from headrace.trainer.rank0.logged_specs import overrides_of
-from headrace.trainer.rank0.parts import describe_key
+from headrace.trainer.rank0.parts import describe_key, describe_ranking
 from headrace.trainer.rank0.shrinks import SMALL_ROWS, Shrinks
 from headrace.trainer.spec.changes import with_overrides
 from headrace.trainer.spec.history_tables import history_tables
@@ -79,6 +79,10 @@ class CommittedTable:
         """The answer of rank 0 to "explain", with the name of this commit as "commit"."""
         known = describe_key(self.shards, self.schema, self.schema.by_name[slot], sign, deadline)
         return known | {"commit": self.commit.name, "version": self.commit.version}
+
+    def ranking(self, table: str, deadline: Deadline) -> dict[str, Any]:
+        """The answer of rank 0 to "rank", with the name of this commit as "commit"."""
+        return describe_ranking(self.shards, self.schema, table, deadline) | {"commit": self.commit.name}
 
     def dry_run(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
         """The answer of rank 0 to "dry_run", with the name of this commit as "commit"."""

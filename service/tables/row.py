@@ -1,6 +1,6 @@
-"""One row of a job: explain what the job knows of a sign (a feature id of a slot).
+"""Rows of a job: explain what the job knows of a sign (a feature id of a slot), and rank the rows of a table.
 
-Rank 0 and the shards explain (pserver.tables.table). For a job that does not run, its newest commit explains
+Rank 0 and the shards answer (pserver.tables.table). For a job that does not run, its newest commit explains
 (service.tables.committed_tables). service.exports.key_search finds the exports that contain the key.
 """
 
@@ -69,6 +69,14 @@ def explain(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> dict[s
             known = rows.explain(slot, sign, deadline)
     known["exports"] = key_search.exports_with_key(job, known["table"], known["key"], deadline)
     return known
+
+
+def ranking(job: LoadedJob, table: str, deadline: Deadline) -> dict[str, Any]:
+    """The rows of a table with most shows, and how long ago rows were seen, as JSON-able data."""
+    if in_use(job.store):
+        return JobClient(job.store).answer({"do": "rank", "table": table}, deadline)
+    with committed_tables.open_table(job, table, deadline) as rows:
+        return rows.ranking(table, deadline)
 
 
 def format_explanation(known: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.service.api.actions import JobAction
 from headrace.service.api.app import OFFERED
 from headrace.service.api.forms import FormContext, FormField, Group
+from headrace.service.planning.suggestion_text import lines_of, tables_of
 from headrace.service.tables.table_requests import format_dry_run
 from headrace.service.ui.format import format_count
 
@@ -120,6 +121,9 @@ def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
     match result:
         case {"fraction": _, "going": _, "below": _}:
             return [line.replace("needs --allow", "needs Allow") for line in format_dry_run(result)]
+        case {"features": list(_), "slots": dict(_), "admission": dict(_)}:
+            tables = [[*table.lines(), ""] for table in tables_of(result) if table.rows]
+            return [*(line for table in tables for line in table), *lines_of(result)]
         case {"said": str(said)}:
             return [said]
         case {"lines": list(lines)}:

@@ -12,6 +12,7 @@ from headrace.service.auth.guard import Refusal
 from headrace.service.ui.page_access import ROOT, BrowserAuth
 
 DOWNLOADS = {
+    "/trace/{job}": "/v1/jobs/{job}/trace",
     "/deadletters/{job}/{file}": "/v1/jobs/{job}/deadletters/{file}",
     "/exports/{job}/{stream}/{timeline}/{name}/{file}": (
         "/v1/jobs/{job}/exports/{stream}/{timeline}/{name}/files/{file}"

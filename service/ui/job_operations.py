@@ -38,7 +38,7 @@ def _cells(operation: Mapping[str, Any]) -> Sequence[GridCell]:
         GridCell(operation["who"]),
         GridCell(operation["state"], tone=state_colour(operation["state"]), chip=True),
         GridCell(format_time(operation["ended"])),
-        GridCell(text, tone="bad" if operation["state"] == "failed" else ""),
+        GridCell(text, tone="bad" if operation["state"] == "failed" else "", raw="\n" in text),
     )
 
 

@@ -27,8 +27,10 @@ from headrace.service.ui.job_learning import LearningPart
 from headrace.service.ui.job_operations import OperationsPart
 from headrace.service.ui.job_output import LettersPart, OutputPart
 from headrace.service.ui.job_rows import RowsPart
+from headrace.service.ui.job_settings import SettingsPart
 from headrace.service.ui.job_stream import StreamPart, TimeSpan
 from headrace.service.ui.job_tables import TablesPart
+from headrace.service.ui.job_trial import TrialPart
 from headrace.service.ui.job_workers import WorkersPart
 from headrace.service.ui.overview import job_link
 from headrace.service.ui.page_access import ROOT
@@ -218,8 +220,12 @@ class JobPage:
                     return TablesPart(self._visitor, self._name, recorder)
                 case "rows":
                     return RowsPart(self._visitor, self._name, self._actions)
+                case "try":
+                    return TrialPart(self._visitor, self._name)
                 case "workers":
-                    return WorkersPart()
+                    return WorkersPart(self._visitor, self._name)
+                case "settings":
+                    return SettingsPart(self._visitor, self._name)
                 case "guards":
                     return GuardsPart(self._visitor, self._name)
                 case "versions":

@@ -1,4 +1,4 @@
-"""The rows of a job: one of them looked up, and rows and memory by slot."""
+"""The rows of a job: one of them looked up, those with most shows, and rows and memory by slot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,23 @@ from nicegui import ui
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import ApiCaller, RequestRefused, list_all
 from headrace.service.ui.charts import COLORS, Options, bars_chart
+from headrace.service.ui.format import format_count
 from headrace.service.ui.frame import chart, panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
 from headrace.service.ui.job_stream import redraw
 
 FORGET = "forgetValue"
 MAX_BARS = 40
 """Most slots of a chart, those with most."""
 MIB = 1 << 20
+RANKED_COLUMNS = (
+    Column("Slot"),
+    Column("Feature id"),
+    Column("Shows", number=True),
+    Column("Clicks", number=True),
+    Column("Days unseen", number=True),
+)
+NOT_RANKED = "Choose a table. All of its rows in memory are looked at, while the job trains on."
 
 
 def slot_tables(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -82,12 +92,80 @@ class RowLookup:
             await self._actions.open(self._forget, slot=self._slot.value, value=self._value.value)
 
 
+def ranked_rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each of the rows with most shows."""
+    return [
+        (f"{number} {each['slot']} {each['sign']}", (
+            GridCell(each["slot"] or "a slot that is gone"),
+            GridCell(each["sign"]),
+            GridCell(format_count(each["show"]), each["show"]),
+            GridCell(format_count(each["click"]), each["click"]),
+            GridCell(format_count(each["unseen_days"]), each["unseen_days"]),
+        ))
+        for number, each in enumerate(found)
+    ]  # fmt: skip
+
+
+def unseen_bars(parts: Sequence[Mapping[str, Any]]) -> Options:
+    """A chart of rows by the days since they were seen."""
+    begins = [each["from_days"] for each in parts]
+    names = [
+        f"{begin}+" if after is None else str(begin) if after == begin + 1 else f"{begin}–{after - 1}"
+        for begin, after in zip(begins, [*begins[1:], None], strict=False)
+    ]
+    return bars_chart(names, [each["rows"] for each in parts], COLORS[0])
+
+
+def ranking_words(found: Mapping[str, Any]) -> str:
+    """Which rows were looked at."""
+    some = "" if found["scanned"] >= found["total"] else f"{format_count(found['scanned'])} of "
+    commit = "" if found["commit"] is None else f", in the commit {found['commit']}"
+    return f"{some}{format_count(found['total'])} rows were looked at{commit}."
+
+
+class Ranking:
+    """The panels with the rows of a table that have most shows, and the days since rows were seen."""
+
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
+        self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        with ui.element("div").classes("side"):
+            with panel("Rows with most shows", "of one table; shows and clicks decay"):
+                with ui.element("div").classes("line"):
+                    self._table = ui.select([], label="Table").props("dense outlined options-dense")
+                    self._go = ui.button("Show", color=None, on_click=self._look).props("outline no-caps").mark("rank")
+                self._said = ui.label(NOT_RANKED).classes("hint output").props("role=status")
+                self._grid = Grid(RANKED_COLUMNS, "", sort=2, descending=True)
+            with panel("Days since rows were seen", "rows of the same table"):
+                self._unseen = chart(bars_chart([], []), "Rows by days since they were seen")
+
+    def show(self, tables: Sequence[str]) -> None:
+        """Offer these tables."""
+        if list(tables) != self._table.options:
+            kept = self._table.value if self._table.value in tables else next(iter(tables), None)
+            self._table.set_options(list(tables), value=kept)
+
+    async def _look(self) -> None:
+        if (table := self._table.value) is None:
+            return
+        self._go.disable()
+        try:
+            found = await self._visitor.get(f"{self._path}/tables/{quote(table, safe='')}/ranking")
+        except (RequestRefused, httpx.HTTPError) as error:
+            self._said.set_text(str(error) or f"the service does not answer: {type(error).__name__}")
+            return
+        finally:
+            self._go.enable()
+        self._said.set_text(ranking_words(found))
+        self._grid.show(ranked_rows(found["rows"]))
+        redraw(self._unseen, unseen_bars(found["unseen"]))
+
+
 class RowsPart:
     """The part of a job's page about its rows."""
 
     def __init__(self, visitor: ApiCaller, name: str, actions: Actions) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
-        self._lookup = RowLookup(visitor, name, actions)
+        self._lookup, self._ranking = RowLookup(visitor, name, actions), Ranking(visitor, name)
         with ui.element("div").classes("side"):
             with panel("Rows by slot", "slots that share rows have the same ones"):
                 self._rows = chart(bars_chart([], []), "Rows by slot")
@@ -98,5 +176,6 @@ class RowsPart:
         """Show the present sizes."""
         tables = await list_all(self._visitor, f"{self._path}/tables")
         self._lookup.show(slot_tables(tables))
+        self._ranking.show([each["name"] for each in tables if each["slots"]])
         redraw(self._rows, slot_bars(tables, "rows", 1, COLORS[0]))
         redraw(self._bytes, slot_bars(tables, "bytes", MIB, COLORS[2]))

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from nicegui import ui
 
-from headrace.service.ui.format import NONE, format_bytes, format_duration
+from headrace.service.ui.action_buttons import OVER
+from headrace.service.ui.action_catalog import outcome_lines
+from headrace.service.ui.api_client import ApiCaller
+from headrace.service.ui.format import NONE, format_bytes, format_duration, format_time
 from headrace.service.ui.frame import panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
@@ -24,6 +28,7 @@ COLUMNS = (
     Column("Note", long=True),
 )
 NO_WORKER = "There are no figures of workers yet. They come with the first pass that closes."
+NO_TRACE = "No trace was recorded lately."
 SENT, RECEIVED = ("sent_bytes", "shared_sent_bytes"), ("received_bytes", "shared_received_bytes")
 
 
@@ -57,16 +62,35 @@ def _cells(worker: str, links: Mapping[str, Any], used: Mapping[str, Any], slow:
     ]
 
 
+def trace_link(job: str) -> str:
+    """The link by which a browser session downloads a job's trace, relative to the root of all pages."""
+    return f"/trace/{quote(job, safe='')}"
+
+
+def trace_words(operation: Mapping[str, Any] | None) -> str:
+    """The newest recording of a trace, as text."""
+    if operation is None:
+        return NO_TRACE
+    if operation["state"] not in OVER:
+        return "It is being recorded."
+    return f"{format_time(operation['ended'])} UTC: {'; '.join(outcome_lines(operation)) or operation['state']}"
+
+
 class WorkersPart:
     """The part of a job's page about its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
+        self._visitor, self._name = visitor, name
         self._straggler = ui.label().classes("note warn")
         self._straggler.set_visibility(False)
         with panel(
             "Workers", "waits and traffic since the workers started; cores in recent passes, without pipe commands"
         ):
             self._grid = Grid(COLUMNS, NO_WORKER)
+        with panel("Trace", "the button Record a trace is in the menu Maintenance"), ui.element("div").classes("line"):
+            self._traced = ui.label(NO_TRACE).classes("hint")
+            self._file = ui.link("Download it, and open it in ui.perfetto.dev", trace_link(name))
+            self._file.set_visibility(False)
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show the present figures."""
@@ -74,3 +98,7 @@ class WorkersPart:
         self._straggler.set_text(text)
         self._straggler.set_visibility(bool(text))
         self._grid.show(worker_rows(job), NO_WORKER)
+        operations = (await self._visitor.get("/operations", job=self._name, limit=50))["items"]
+        newest = next((each for each in operations if each["kind"] == "trace"), None)
+        self._traced.set_text(trace_words(newest))
+        self._file.set_visibility(newest is not None and newest["state"] == "done")

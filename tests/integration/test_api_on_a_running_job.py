@@ -117,6 +117,10 @@ def test_a_job_is_watched_and_acted_on_over_http(followed, client):
     assert client.http.get(path).json()["name"] == entry["name"]
     known = client.get("/tables/default/explain?slot=a&sign=3")
     assert known["known"]["row"] and known["lines"][0].startswith("slot a, sign 3")
+    ranked = client.get("/tables/default/ranking")
+    assert ranked["scanned"] == ranked["total"] == sum(each["rows"] for each in ranked["unseen"]) > 0
+    assert all(each["slot"] and int(each["sign"]) >= 0 for each in ranked["rows"]) and ranked["commit"] is None
+    assert ranked["rows"][0]["show"] == max(each["show"] for each in ranked["rows"])
     dry = client.done("POST", "/tables/default/shrink", {"dry_run": True, "delete_below": 1000})
     assert dry["going"] == dry["rows"] > 0
     assert {"timeline", "generation", "secret", "chief", "shards"} <= client.get("/feed").keys()

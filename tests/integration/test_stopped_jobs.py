@@ -5,8 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.service.cli.main import cli
+from headrace.service.spec.job import load_job
+from headrace.service.tables.row import ranking
 from headrace.trainer.journal.log import RecordKind, read
 from tests.integration.stream_job import headrace
 from tests.integration.test_ageing_jobs import ALIVE, NEW, write
@@ -45,6 +48,8 @@ def test_its_tables_and_keys_are_told_as_of_its_newest_commit(ended):
     assert f"the job does not run; this is the state of its newest commit, {commit}" in told
     assert "last seen on day 2, 0 days ago" in told and "a shrink deletes it in 2 days" in told
     assert "it has no row" in say("explain", ended, "item", "0"), "a shrink took it"
+    ranked = ranking(load_job(ended), "default", Deadline.after(60))
+    assert (ranked["commit"], ranked["total"], ranked["unseen"][0]["rows"] > 0) == (commit, wanted, True)
     assert "there is no sparse slot" in say("explain", ended, "itm", "0")
 
 

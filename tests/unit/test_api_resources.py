@@ -18,6 +18,7 @@ from headrace.service.history.dead_letters import newest_letters
 from headrace.service.jobs.errors import Cancelled
 from headrace.service.jobs.host import PrintedLine
 from headrace.service.jobs.operation_queue import as_cancelled
+from headrace.service.predict.event_trials import EventTrials
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.journal.log import read
 from headrace.trainer.journal.log_file import listed
@@ -28,6 +29,7 @@ from tests.integration.stream_job import SPEC
 FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
 STATUS = {
     "version": 2,
+    "overrides": {"tables.default.delete_below": 0.1},
     "metrics": {
         "life": {
             "ctr": {
@@ -250,6 +252,38 @@ def test_a_job_file_is_begun_with_an_example_or_with_events(served):
     assert (refused.status_code, "has no event" in refused.json()["detail"]) == (422, True), refused.text
     for method, path in (("GET", "/v1/examples"), ("POST", "/v1/specs/infer")):
         assert served.ask(method, path, token=served.tokens[Role.OPERATOR]).status_code == 403
+
+
+def test_settings_are_those_in_force_and_changes_of_the_file_that_wait(served):
+    found = served.get("/v1/jobs/small/settings").json()
+    settings = {each["key"]: each for each in found["settings"]}
+    assert settings["train.batch_size"] == {"key": "train.batch_size", "file": "64", "now": "64", "origin": "file"}
+    assert settings["passes.wait"]["origin"] == "default" and settings["passes.wait"]["file"] is None
+    set_ = {"key": "tables.default.delete_below", "file": None, "now": "0.1", "origin": "set"}
+    assert settings[set_["key"]] == set_ and [each for each in found["settings"] if each["origin"] == "set"] == [set_]
+
+
+def test_events_are_tried_for_their_caller_alone(served, monkeypatch):
+    slot = {"name": "a", "kind": "sparse", "values": ["7"], "missing": ["7"], "more": 0}
+    sample = {"event": 0, "time": None, "predictions": {"ctr": float("nan")}, "slots": [slot]}
+    asked, answer = [], {"version": 2, "commit": SECOND, "samples": [sample], "left_out": 0, "rejected": []}
+
+    def ask(_trials, name, job, events, _deadline):
+        asked.append((name, job.spec.name, events))
+        return {**answer, "job": "small", "timeline": "t1"}
+
+    monkeypatch.setattr(EventTrials, "ask", ask)
+    key = {"Idempotency-Key": "tried"}
+    for _ in range(2):
+        found = served.post("/v1/jobs/small/try", {"events": "x 1\n\ny 2\n"}, headers=key)
+        assert found.status_code == 200 and "idempotency-replayed" not in found.headers, "no answer is kept"
+    assert found.json() == {**answer, "samples": [{**sample, "predictions": {"ctr": None}}]}
+    assert asked == [("small", "small", ["x 1", "y 2"])] * 2
+    assert served.post("/v1/jobs/small/try", {"events": "x\n" * 101}).status_code == 422
+    assert served.post("/v1/jobs/small/try", {"events": "x" * 70_000}).status_code == 422
+    assert served.post("/v1/jobs/small/try", {}, token=served.tokens[Role.VIEWER]).status_code == 403
+    audited = [each for each in served.get("/v1/audit").json()["items"] if each["path"].endswith("/try")]
+    assert audited and not [each for each in audited if "x 1" in json.dumps(each)]
 
 
 def test_the_newest_rejected_events_are_read_as_harmless_text_the_newest_first(served):

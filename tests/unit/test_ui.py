@@ -22,8 +22,11 @@ from headrace.service.ui import (
     job_learning,
     job_output,
     job_page,
+    job_rows,
+    job_settings,
     job_stream,
     job_tables,
+    job_trial,
     job_versions,
     job_workers,
     new_job,
@@ -184,6 +187,7 @@ def test_what_makes_sense_follows_the_job():
     assert "Export" in sensible(job(exports={"serving": {}}))
     assert "Resume" in sensible(job("paused", "paused")) and "Pause" not in sensible(job("paused", "paused"))
     of_commits = {"Verify a commit", "Keep a commit", "Release a commit"}
+    of_commits.add("Suggest features")  # of which none needs a run
     assert sensible(job("stopped", "stopped")) == {"Resume", "Restart", "Rewind", "Remove a commit", *of_commits}
     assert sensible(job("broken", "running")) == set()
 
@@ -245,7 +249,15 @@ def test_the_buttons_stand_in_groups():
     assert labels == {
         Weight.EVERYDAY: ["Pause", "Resume", "Commit", "Export"],
         Weight.MAINTENANCE: [
-            *("Change a setting", "Resize", "Begin the next day", freeze, unfreeze),
+            *(
+                "Change a setting",
+                "Resize",
+                "Suggest features",
+                "Record a trace",
+                "Begin the next day",
+                freeze,
+                unfreeze,
+            ),
             *("Verify a commit", "Keep a commit", "Release a commit", "Serve an export"),
         ],
         Weight.DANGEROUS: [
@@ -358,6 +370,18 @@ def test_an_operation_tells_what_came_of_it():
         "unseen": {},
     }
     assert "5 of 10 rows would be deleted" in told(counted)[0]
+    gain = {"auc": 0.0123, "logloss": -0.01, "p": 0.001, "rows": 1200}
+    slots = {"user": {**gain, "saved": 1200, "drop": False}, "hour": {**gain, "auc": -0.1, "saved": 24, "drop": True}}
+    feature = {"kind": "cross", "of": ["a", "b"], **gain, "slot": {"name": "a_b", "cross": ["a", "b"]}}
+    measured = {
+        **{"events": 2000, "rejected": 0, "newest": True, "samples": 1900, "auc": 0.7, "rows": 2424},
+        **{"features": [feature], "slots": slots, "admission": {}},
+    }
+    text = told(measured)
+    assert text[0].split() == "features that pay, each on top of those before AUC p costs rows".split()
+    assert text[1].split() == ["a_b", "+0.0123", "0.0010", "1,200"]
+    assert text[4].split() == ["hour", "-0.1000", "0.0010", "24", "1.0%", "drop"] and len(text[1]) == len(text[0])
+    assert "1,900 samples of the newest 2,000 events" in text[7] and 'cross = ["a", "b"]' in text
 
 
 def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
@@ -614,3 +638,60 @@ def test_an_error_of_a_job_file_stands_at_the_line_of_its_key_or_of_its_section(
     assert [each.line for each in new_job.faults_of("# a\u2028b\n[model]\nname\n", broken)] == [3]
     begin, end = new_job.line_range(JOB, 10)
     assert JOB[begin:end] == "dim = 0"
+
+
+def test_a_tried_event_shows_its_samples_and_the_ids_without_a_row():
+    slots = [
+        {"name": "user", "kind": "sparse", "values": ["u1", "17"], "missing": ["17"], "more": 3},
+        {"name": "age", "kind": "dense", "values": ["0.5"], "missing": [], "more": 0},
+    ]
+    sample = {"event": 0, "time": None, "predictions": {"ctr": 0.25}, "slots": slots}
+    [(key, cells)] = job_trial.sample_rows([sample])
+    assert key == "0" and [cell.text for cell in cells] == ["1, of event 1", "0.2500", "1"]
+    two = {**sample, "predictions": {"ctr": 0.25, "buys": None}}
+    assert job_trial.sample_rows([two])[0][1][1].text == "ctr 0.2500, buys –"
+    rows = {key: [cell.text for cell in cells] for key, cells in job_trial.slot_rows(slots)}
+    assert rows == {"user": ["user", "sparse", "u1, 17, and 3 more", "17"], "age": ["age", "dense", "0.5", ""]}
+    rejected = [{"reason": "unparsable", "events": 1, "first": "event 2: unparsable"}]
+    found = {"version": 1200, "commit": "t1-1-g1", "samples": [sample], "left_out": 2, "rejected": rejected}
+    assert job_trial.trial_words(found).splitlines() == [
+        "1 sample, predicted by version 1,200 (t1-1-g1)",
+        "2 further samples not shown",
+        "1 event rejected: event 2: unparsable",
+    ]
+
+
+def test_the_rows_with_most_shows_and_the_days_since_rows_were_seen():
+    found = [{"slot": "user", "sign": "17", "show": 1234.0, "click": 2.0, "unseen_days": 3}]
+    [(_, cells)] = job_rows.ranked_rows([*found])
+    assert [cell.text for cell in cells] == ["user", "17", "1,234", "2", "3"]
+    assert job_rows.ranked_rows([{**found[0], "slot": None}])[0][1][0].text == "a slot that is gone"
+    parts = [{"from_days": days, "rows": days + 1} for days in (0, 1, 3, 90)]
+    chart = job_rows.unseen_bars(parts)
+    assert chart["xAxis"]["data"] == ["0", "1–2", "3–89", "90+"] and chart["series"][0]["data"] == [1, 2, 4, 91]
+    whole = {"scanned": 9, "total": 9, "commit": None}
+    assert job_rows.ranking_words(whole) == "9 rows were looked at."
+    part = {"scanned": 5, "total": 9, "commit": "t1-2-g1"}
+    assert job_rows.ranking_words(part) == "5 of 9 rows were looked at, in the commit t1-2-g1."
+
+
+def test_settings_say_where_they_are_from_and_changes_of_the_file_what_takes_them():
+    lr = {"key": "tables.default.lr", "file": None, "now": "0.1", "origin": "set"}
+    name = {"key": "name", "file": '"x"', "now": '"x"', "origin": "file"}
+    rows = job_settings.setting_rows([lr, name])
+    assert [[cell.text for cell in cells] for _, cells in rows] == [
+        ["tables.default.lr", "0.1", "–", "set while it ran"],
+        ["name", '"x"', '"x"', "job file"],
+    ]
+    assert [key for key, _ in job_settings.setting_rows([lr, name], " LR")] == ["tables.default.lr"]
+    change = {"key": "train.batch_size", "was": "256", "now": "512", "note": "", "to_do": "a restart"}
+    [(_, cells)] = job_settings.waiting_rows([change])
+    assert [cell.text for cell in cells] == ["train.batch_size", "256", "512", "a restart"]
+
+
+def test_the_newest_trace_is_told():
+    done = {"state": "done", "ended": "2026-11-30T10:00:00+00:00", "problem": None, "result": {"said": "trace.json"}}
+    assert job_workers.trace_words(done) == "2026-11-30 10:00:00 UTC: trace.json"
+    assert job_workers.trace_words({**done, "state": "running"}) == "It is being recorded."
+    assert job_workers.trace_words(None) == "No trace was recorded lately."
+    assert job_workers.trace_link("a b") == "/trace/a%20b"

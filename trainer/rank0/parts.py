@@ -14,10 +14,10 @@ from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Source
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.keys import bucket_of, key_of_reference
+from headrace.keys import bucket_of, key_of_reference, sign_of
 from headrace.pserver.consistency.policy import policy_of
 from headrace.pserver.protocol.shards import Shards
-from headrace.pserver.server.commands import Explain
+from headrace.pserver.server.commands import Explain, RankRows
 from headrace.trainer.config import TrainerJob, WorkerConfig
 from headrace.trainer.journal.succession import HeadContact
 from headrace.trainer.rank0.job_in_force import JobInForce
@@ -33,7 +33,7 @@ from headrace.trainer.rank0.shrink_guard import has_rule
 from headrace.trainer.rank0.shrinks import Shrinks
 from headrace.trainer.rank0.slot_guards import SlotGuards
 from headrace.trainer.spec.changes import SHARDS, TRAINERS
-from headrace.validation import nearest
+from headrace.validation import nearest, no_such
 
 OPEN_S = 120.0
 """Time limit for the first answer of peers and source."""
@@ -41,6 +41,8 @@ CLOSE_S = 300.0
 """Time limit of a close, and of the digest at the end."""
 EXPLAIN_S = 10.0
 """Time limit for the shards' answer about one key."""
+RANK_S, RANKED = 20.0, 50
+"""Time limit for a ranking of a table's rows, and the rows that it tells."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,15 @@ class RankZero:
         """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises HeadraceError.
 
         "ask": log an "operation" (OperationRunner.ask); "dry_run": count the rows of a shrink (Shrinks.dry_run);
-        "tables": whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed":
-        the address of the live feed (trainer.train.model_feed).
+        "tables": whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "rank":
+        the rows of a "table" with most shows; "feed": the address of the live feed (trainer.train.model_feed).
         """
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
             "tables": lambda _: {name: has_rule(table) for name, table in self.operator.job.aging_tables.items()},
             "explain": self._explain,
+            "rank": self._rank,
             **self.answers,
         }
         what = str(request.get("do"))
@@ -112,9 +115,34 @@ class RankZero:
             return b""
         return encode_message(self.resizing.exchange(decode_message(message)))
 
+    def _rank(self, request: Request) -> dict[str, Any]:
+        table, schema = str(request.get("table")), self.operator.job.schema
+        tables = {slot.sparse.table for slot in schema.sparse}
+        if table not in tables:
+            raise SpecError(no_such("table", table, sorted(tables)))
+        return describe_ranking(self.shards, schema, table, Deadline.after(RANK_S))
+
     def _explain(self, request: Request) -> dict[str, Any]:
         slot, _ = self.operator.job.key_of(request.get("slot"), request.get("sign"))
         return describe_key(self.shards, self.operator.job.schema, slot, request["sign"], Deadline.after(EXPLAIN_S))
+
+
+def describe_ranking(shards: Shards, schema: Schema, table: str, deadline: Deadline) -> dict[str, Any]:
+    """The rows of a table with most shows, each with its slot and feature id, and how long ago rows were seen."""
+    found, slots = shards.call(RankRows(table, RANKED), deadline), dict[int, str]()
+    for slot in schema.sparse:
+        if slot.sparse.table == table:
+            slots.setdefault(slot.group, slot.name)  # slots of one `share` have the same rows
+    rows = [
+        {
+            "slot": slots.get(row.group),
+            "sign": str(sign_of(row.key, row.group)),
+            **{"show": row.show, "click": row.click, "unseen_days": row.unseen_days},
+        }
+        for row in found.rows
+    ]
+    unseen = [{"from_days": edge, "rows": count} for edge, count in zip(found.edges, found.unseen, strict=True)]
+    return {"table": table, "rows": rows, "unseen": unseen, "scanned": found.scanned, "total": found.total}
 
 
 def describe_key(shards: Shards, schema: Schema, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
