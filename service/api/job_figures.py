@@ -117,7 +117,7 @@ class ChosenCrosses(_PartOfStatus):
     auc_with: Number | None
     """The same with the pairs."""
     first_order_rate: Number
-    """What the rate of first-order weights is multiplied by."""
+    """Multiplies the rate of first-order weights that follows from the number of slots."""
 
 
 class TuningProgress(_PartOfStatus):

@@ -83,7 +83,7 @@ class ChosenCrosses(TypedDict):
     auc_with: float | None
     """The same with the pairs."""
     first_order_rate: float
-    """What the rate of first-order weights is multiplied by."""
+    """Multiplies the rate of first-order weights that follows from the number of slots."""
 
 class CloseEntry(TypedDict):
     """A closed pass."""
