@@ -290,12 +290,14 @@ def test_the_status_of_a_job_says_how_far_its_tuning_is_and_then_what_was_tried(
 
 def test_the_crosses_that_a_job_chose_are_in_its_status_its_report_and_rest():
     choice = {"pairs": [{"of": ["a", "b"], "gain": 0.25}], "samples": 3000, "auc": 0.5, "auc_with": 0.75}
+    choice |= {"first_order_rate": 2.0}
     plans, runner = SimpleNamespace(), SimpleNamespace(tuning=None)
     tune_first(under_crosses(job(), choice), plans, runner, None, Path("unused"), print)
     status = Status(tuning=runner.tuning)
     assert figures_of(status).model_dump()["tuning"]["crosses"] == choice
     lines = status_lines({"name": "one", "phase": "training", "desired": "running", **plain(status)})
     assert lines[-2].startswith("crosses   a x b are chosen by 3,000 samples")
+    assert lines[-2].endswith("; first-order weights learn at 2 times their rate")
     assert lines[-1] == "  a x b  log loss -0.2500"
     assert set(lines[-2:]) <= set(summary_lines({"tuning": plain(runner.tuning)}))
     off = under_crosses(job(**{"crosses.choose": "off"}), choice)
