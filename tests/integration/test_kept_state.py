@@ -100,11 +100,11 @@ def test_pasted_events_are_predicted_as_a_prediction_job_does(ended, live):
     with closing(EventTrials()) as trials:
         found = trials.ask("it", ended, lines[:70], Deadline.after(60))
         again = trials.ask("it", ended, ["2 0 0 1 3 1 987654 0 1 0 1 7", "x"], Deadline.after(60))
-        with pytest.raises(SpecError, match="holds no commit yet"):
+        with pytest.raises(SpecError, match="holds no run"):
             trials.ask("other", replace(ended, store=ended.folder / "none"), [], Deadline.after(60))
     assert found["commit"] == rows_commit(live) and len(found["samples"]) == 70 and not found["rejected"]
     for sample, row in zip(found["samples"], rows, strict=False):
-        assert sample["predictions"]["ctr"] == pytest.approx(row["ctr"], rel=1e-5)
+        assert sample["predictions"]["ctr"] == pytest.approx(row["prediction.ctr"], rel=1e-5)
         slots = {each["name"]: each for each in sample["slots"]}
         assert slots["clicked"]["values"] == [str(each) for each in row["clicked"]]
         assert slots["b"]["values"] == [str(row["b"][0])] and not slots["b"]["missing"]
