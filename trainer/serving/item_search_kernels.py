@@ -35,7 +35,7 @@ SURE = 1.0 + 2.0**-20
 """Factor by which a bound exceeds what was computed of it in float64."""
 
 TINY = 1e-35
-"""What numbers too small for float32 can add to a bound."""
+"""Most that numbers too small for float32 add to a bound."""
 
 
 def rounded(vectors_IV: F32) -> tuple[I8, F32, F64, F64]:
