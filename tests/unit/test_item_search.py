@@ -19,7 +19,8 @@ def found(vectors_IV, open_I, user_BV, most, after=None):
 
 
 def wanted(*asked):
-    return tuple(each.tolist() for each in search_reference(*asked))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tuple(each.tolist() for each in search_reference(*asked))
 
 
 VALUES = (
@@ -27,6 +28,8 @@ VALUES = (
     lambda rng, shape: rng.normal(size=shape),
     lambda rng, shape: 1 + 1e-6 * rng.normal(size=shape),  # rounded, all are equal
     lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(-44, 18, shape),  # rounded, most numbers are 0
+    lambda rng, shape: rng.choice([-3e37, 1e37, 3e37], shape),  # some sums overflow, and are infinite or nan
+    lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(30, 37, shape),
 )
 
 
@@ -37,11 +40,12 @@ VALUES = (
     most=st.sampled_from([1, 2, 10, 50]),
     share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
     values=st.sampled_from(VALUES),
+    size=st.sampled_from([1.0, 10.0, 1e36]),
 )
-def test_the_best_items_are_those_of_the_plain_twin(seed, num_items, length, most, share, values):
+def test_the_best_items_are_those_of_the_plain_twin(seed, num_items, length, most, share, values, size):
     rng = np.random.default_rng(seed)
     vectors_IV = values(rng, (num_items, length)).astype(np.float32)
-    open_I, user_BV = rng.random(num_items) < share, rng.normal(size=(3, length)).astype(np.float32)
+    open_I, user_BV = rng.random(num_items) < share, (size * rng.normal(size=(3, length))).astype(np.float32)
     user_BV[1] = 0
     first = found(vectors_IV, open_I, user_BV, most)
     assert first == [wanted(vectors_IV, open_I, user_V, most) for user_V in user_BV]

@@ -36,6 +36,8 @@ SURE = 1.0 + 2.0**-20
 
 TINY = 1e-35
 """Most that numbers too small for float32 add to a bound."""
+HUGE = 1e37
+"""From this product of lengths on, sums in float32 may overflow, so no bound holds."""
 
 
 def rounded(vectors_IV: F32) -> tuple[I8, F32, F64, F64]:
@@ -118,7 +120,9 @@ def _products(number_GWL, g, number_W, product_L):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True, inline="always")
 def _hopeless(least, bound):  # type: ignore[no-untyped-def]
-    """The greatest rounded score with which no item beats the score `least`; rounded down."""
+    """The greatest rounded score with which no item beats the score `least`; rounded down. nan: all are hopeful."""
+    if bound == np.inf:
+        return np.float32(np.nan)
     at_most = np.float64(least) - bound
     return np.float32(at_most - abs(at_most) * 2.0**-22)
 
@@ -147,8 +151,10 @@ def search(  # type: ignore[no-untyped-def]
             _products(number_GWL, g, number_BW[b], product_L)
             for i in range(LANES):
                 rounded_L[i] = np.float32(product_L[i]) * (scale_GL[g, i] * user_scale_B[b])
-            bound = user_norm_B[b] * error_G[g] + user_error_B[b] * norm_G[g]
-            bound += added * user_norm_B[b] * (norm_G[g] + error_G[g]) + TINY
+            lengths = user_norm_B[b] * (norm_G[g] + error_G[g])
+            bound = user_norm_B[b] * error_G[g] + user_error_B[b] * norm_G[g] + added * lengths + TINY
+            if lengths >= HUGE:
+                bound = np.inf
             count, after, after_at = count_B[b], after_B[b], after_at_B[b]
             least = score_BK[b, 0] if count == most else np.float32(np.nan)  # with nan, all are hopeful
             hopeless, num_hopeful = _hopeless(least, bound), 0
@@ -164,7 +170,7 @@ def search(  # type: ignore[no-untyped-def]
                 score = np.float32(0)
                 for v in range(length):
                     score += user_BV[b, v] * vectors_IV[at, v]
-                if (count == most and not score > least) or score > after or (score == after and at <= after_at):
+                if (count == most and not score > least) or not (score < after or (score == after and at > after_at)):
                     continue
                 if count < most:
                     count += 1
