@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from statistics import median_low
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.trainer.metrics.found_items import Clicks, MostClicked, RetrievalMeter, SampledEvents
+from headrace.trainer.metrics.found_items import NO_TIME, Clicks, MostClicked, RetrievalMeter, SampledEvents
 from headrace.trainer.metrics.meter import LocalReduce
 
 AT = (1, 3)
@@ -53,11 +54,10 @@ class Twin:
     """Recall by dictionaries."""
 
     def __init__(self):
-        self.sums, self.count, self.clicked = Counter(), 0, []
+        self.sums, self.count, self.clicked, self.newest = Counter(), 0, [], 0
 
     def learn(self, events):
-        newest = max((time // 300 for _, _, time in self.clicked), default=0)
-        hour = Counter(i for i, _, time in self.clicked if time // 300 > newest - 12 and i < 6)
+        hour = Counter(i for i, _ in self.clicked if i < 6)
         popular = sorted(hour, key=lambda i: (-hour[i], i))
         for user, items, _ in events:
             mine = set(items)
@@ -68,10 +68,15 @@ class Twin:
                     hits = len(mine & {*found[:k]})
                     self.sums[f"{method}_recall@{k}"] += hits / len(mine)
                     self.sums[f"{method}_hit_rate@{k}"] += hits > 0
-        self.clicked += [(item, user, time) for user, items, time in events for item in items]
+        clicked = [(item, time // 300) for _, items, time in events for item in items]
+        if parts := [part for _, part in clicked if not math.isnan(part)]:
+            self.newest = max(self.newest, median_low(parts))
+        self.clicked += [(item, self.newest if math.isnan(part) else part) for item, part in clicked]
+        self.clicked = [each for each in self.clicked if self.newest - 12 < each[1] <= self.newest + 1]
 
 
-EVENT = st.tuples(st.integers(0, 5), st.lists(st.integers(0, 8), max_size=3), st.integers(0, 9000).map(float))
+TIME = st.integers(0, 9000).map(float) | st.sampled_from([math.nan, 1e9])
+EVENT = st.tuples(st.integers(0, 5), st.lists(st.integers(0, 8), max_size=3), TIME)
 
 
 @given(st.lists(st.lists(st.lists(EVENT, max_size=5), min_size=2, max_size=2), min_size=1, max_size=4))
@@ -122,10 +127,25 @@ def test_an_epoch_again_counts_nothing_and_no_index_measures_nothing():
     assert last["looked_for"] == 2 and last["popular_recall"] == 0.75 and last["not_in_index"] == pytest.approx(1 / 3)
 
 
+def everything(sign_U):
+    return np.ones(len(sign_U), np.bool_)
+
+
+def added(clicked, part, sign, count):
+    clicked.add(np.array(part), np.array(sign, np.uint64), np.array(count))
+    return clicked.best(9, everything).tolist()
+
+
 def test_clicks_of_old_parts_are_forgotten():
     clicked = MostClicked(2)
-    clicked.add(np.array([1, 1, 2]), np.array([5, 6, 6], np.uint64), np.array([9, 1, 1]))
-    everything = lambda sign_U: np.ones(len(sign_U), np.bool_)  # noqa: E731
-    assert clicked.best(2, everything).tolist() == [5, 6]
-    clicked.add(np.array([3]), np.array([7], np.uint64), np.array([1]))
-    assert clicked.best(2, everything).tolist() == [6, 7]
+    assert added(clicked, [1, 1, 2], [5, 6, 6], [9, 1, 1]) == [5, 6]
+    assert added(clicked, [3], [7], [1]) == [6, 7]
+    assert added(clicked, [1, 3], [8, 7], [5, 1]) == [7, 6], "the newest part never goes back"
+
+
+def test_clicks_with_a_wrong_time_drop_no_others():
+    clicked, later = MostClicked(2), MostClicked(2)
+    assert added(clicked, [7, 7, 8, 9, 1 << 40], [5, 6, 3, 2, 4], [3, 2, 1, 1, 1]) == [5, 6, 3]
+    assert added(clicked, [8], [3], [9]) == [3, 5, 6]
+    later.load(clicked.state())
+    assert added(later, [9, NO_TIME], [2, 3], [1, 1]) == added(clicked, [9, NO_TIME], [2, 3], [1, 1]) == [3, 2]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headrace.trainer.metrics.meter import MeterState, Reduce
 from headrace.trainer.metrics.scope import Scope
 from headrace.trainer.metrics.totals import I64
-from headrace.trainer.metrics.window import PastPasses, TimeCounts
+from headrace.trainer.metrics.window import PastPasses, TimeCounts, median_part
 
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
@@ -33,6 +33,8 @@ NUM_PASSES = 24
 """Without event time they are those of so many passes."""
 MAX_ITEMS = 1 << 16
 """Most items of a part whose clicks are counted: those that were clicked most."""
+NO_TIME = -(1 << 63)
+"""The part of a click without a time."""
 METHODS = ("index", "popular")
 
 
@@ -88,10 +90,15 @@ class SampledEvents:
 
 
 class MostClicked:
-    """Clicks by item in the last parts of the stream."""
+    """Clicks by item in the last parts of the stream.
+
+    The newest part is that of the median click of a pass, and never goes back: single wrong times move nothing.
+    """
 
     def __init__(self, num_parts: int) -> None:
         self._num_parts = num_parts
+        self._newest: int | None = None
+        """None: no click had a time."""
         self._parts: dict[int, dict[int, int]] = {}
 
     def best(self, most: int, has: Callable[[U64], NDArray[np.bool_]]) -> U64:
@@ -104,27 +111,39 @@ class MostClicked:
         return sign_U[has(sign_U)][:most] if len(sign_U) else sign_U
 
     def add(self, part_U: I64, sign_U: U64, count_U: I64) -> None:
-        """Add clicks of items by part; parts that are too old are dropped."""
+        """Add the clicks of a pass, of items by part; those without a time join the newest part.
+
+        Clicks are kept from the last parts, and from the one that begins after the newest; others are dropped.
+        """
+        timed: dict[int, int] = {}
+        for part, count in zip(part_U.tolist(), count_U.tolist(), strict=True):
+            if part != NO_TIME:
+                timed[part] = timed.get(part, 0) + count
+        if (median := median_part(timed)) is not None:
+            self._newest = median if self._newest is None else max(self._newest, median)
+        newest = self._newest or 0
         for part, sign, count in zip(part_U.tolist(), sign_U.tolist(), count_U.tolist(), strict=True):
-            of_part = self._parts.setdefault(part, {})
+            of_part = self._parts.setdefault(newest if part == NO_TIME else part, {})
             of_part[sign] = of_part.get(sign, 0) + count
-        newest = max(self._parts, default=0)
-        kept = {number: part for number, part in self._parts.items() if number > newest - self._num_parts}
+        kept = {n: part for n, part in self._parts.items() if newest - self._num_parts < n <= newest + 1}
         self._parts = {number: _most_of(part) for number, part in sorted(kept.items())}
 
-    def arrays(self) -> dict[str, I64]:
+    def state(self) -> MeterState:
         """For a commit."""
         rows = [(n, sign, count) for n, part in self._parts.items() for sign, count in sorted(part.items())]
-        return {
+        arrays = {
             "part": np.array([part for part, _, _ in rows], np.int64),
             "sign": np.array([sign for _, sign, _ in rows], np.uint64).view(np.int64),
             "count": np.array([count for _, _, count in rows], np.int64),
         }
+        return MeterState(arrays, {"newest": self._newest})
 
-    def load(self, arrays: Mapping[str, I64]) -> None:
+    def load(self, state: MeterState) -> None:
         """Continue from a commit."""
-        self._parts = {}
-        self.add(arrays["part"], arrays["sign"].view(np.uint64), arrays["count"])
+        self._newest, self._parts = state.facts["newest"], {}
+        columns = (state.arrays[name].tolist() for name in ("part", "sign", "count"))
+        for part, sign, count in zip(*columns, strict=True):
+            self._parts.setdefault(part, {})[sign % (1 << 64)] = count
 
 
 def _most_of(part: dict[int, int]) -> dict[int, int]:
@@ -164,7 +183,8 @@ class RetrievalMeter:
         if clicks.time_s_P is not None:
             self._times.add(clicks.time_s_P)
             known_P = np.isfinite(clicks.time_s_P)
-            part_P = np.where(known_P, np.floor_divide(np.nan_to_num(clicks.time_s_P), PART_S), 0).astype(np.int64)
+            part_P = np.floor_divide(np.where(known_P, clicks.time_s_P, 0), PART_S).astype(np.int64)
+            part_P[~known_P] = NO_TIME
         for part, sign in zip(part_P.tolist(), clicks.sign_P.tolist(), strict=True):
             self._clicked[part, sign] = self._clicked.get((part, sign), 0) + 1
 
@@ -191,10 +211,10 @@ class RetrievalMeter:
         if again:
             return
         self._passes += 1
+        part_U, sign_U, count_U = (np.concatenate([each[n] for each in heard]) for n in ("part", "sign", "count"))
+        self._popular.add(part_U if self._timed else np.full_like(part_U, self._passes), sign_U, count_U)
         sums: dict[int, int] = {}
         for each in heard:
-            part_U = each["part"] if self._timed else np.full(len(each["part"]), self._passes, np.int64)
-            self._popular.add(part_U, each["sign"], each["count"])
             for part, count in zip(each["times"].tolist(), each["samples"].tolist(), strict=True):
                 sums[part] = sums.get(part, 0) + count
         self._past.add(self._pass, sums)
@@ -242,14 +262,15 @@ class RetrievalMeter:
 
     def state(self) -> MeterState:
         """Rank 0, between passes: for a commit."""
-        arrays, facts = self._past.state()
-        popular = {f"popular/{name}": array for name, array in self._popular.arrays().items()}
-        return MeterState({**arrays, **popular}, {**facts, "at": list(self._at), "passes": self._passes})
+        (arrays, facts), popular = self._past.state(), self._popular.state()
+        arrays |= {f"popular/{name}": array for name, array in popular.arrays.items()}
+        return MeterState(arrays, {**facts, "at": list(self._at), "passes": self._passes, "popular": popular.facts})
 
     def load_state(self, state: MeterState) -> None:
         """Continue from a commit. With other numbers of items the measures start anew."""
         self._begin()
         self._passes = int(state.facts["passes"])
-        self._popular.load({n.removeprefix("popular/"): a for n, a in state.arrays.items() if n.startswith("popular/")})
+        popular = {n.removeprefix("popular/"): a for n, a in state.arrays.items() if n.startswith("popular/")}
+        self._popular.load(MeterState(popular, state.facts["popular"]))
         if state.facts["at"] == list(self._at):
             self._past.load(state.arrays, state.facts, {"found"})
