@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.trainer.metrics import found_items
 from headrace.trainer.metrics.found_items import NO_TIME, Clicks, MostClicked, RetrievalMeter, SampledEvents
 from headrace.trainer.metrics.meter import LocalReduce
 
@@ -132,7 +133,7 @@ def everything(sign_U):
 
 
 def added(clicked, part, sign, count):
-    clicked.add(np.array(part), np.array(sign, np.uint64), np.array(count))
+    clicked.add(np.array(part, np.int64), np.array(sign, np.uint64), np.array(count, np.int64))
     return clicked.best(9, everything).tolist()
 
 
@@ -149,3 +150,16 @@ def test_clicks_with_a_wrong_time_drop_no_others():
     assert added(clicked, [8], [3], [9]) == [3, 5, 6]
     later.load(clicked.state())
     assert added(later, [9, NO_TIME], [2, 3], [1, 1]) == added(clicked, [9, NO_TIME], [2, 3], [1, 1]) == [3, 2]
+
+
+def test_of_each_part_the_items_with_most_clicks_are_kept_of_equal_ones_the_lowest(monkeypatch):
+    monkeypatch.setattr(found_items, "MAX_ITEMS", 2)
+    clicked = MostClicked(2)
+    assert added(clicked, [7, 7, 7, 7, 8, 8, 7], [2**64 - 1, 4, 9, 6, 6, 1, 4], [3, 1, 2, 3, 1, 1, 1]) == [
+        6,
+        2**64 - 1,
+        1,
+    ]
+    state = clicked.state()
+    assert state.arrays["part"].tolist() == [7, 7, 8, 8] and state.arrays["sign"].tolist() == [6, -1, 1, 6]
+    assert state.arrays["count"].tolist() == [3, 3, 1, 1] and added(MostClicked(2), [], [], []) == []

@@ -99,15 +99,13 @@ class MostClicked:
         self._num_parts = num_parts
         self._newest: int | None = None
         """None: no click had a time."""
-        self._parts: dict[int, dict[int, int]] = {}
+        self._part_N, self._sign_N, self._count_N = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64)
+        """Clicks by part and item, in that order."""
 
     def best(self, most: int, has: Callable[[U64], NDArray[np.bool_]]) -> U64:
         """The signs of the items with most clicks that can be found; of equal ones the lowest sign first."""
-        sums: dict[int, int] = {}
-        for part in self._parts.values():
-            for sign, count in part.items():
-                sums[sign] = sums.get(sign, 0) + count
-        sign_U = np.array(sorted(sums, key=lambda sign: (-sums[sign], sign)), np.uint64)
+        _, sign_U, count_U = _summed(np.zeros_like(self._part_N), self._sign_N, self._count_N)
+        sign_U = sign_U[np.lexsort((sign_U, -count_U))]
         return sign_U[has(sign_U)][:most] if len(sign_U) else sign_U
 
     def add(self, part_U: I64, sign_U: U64, count_U: I64) -> None:
@@ -115,41 +113,44 @@ class MostClicked:
 
         Clicks are kept from the last parts, and from the one that begins after the newest; others are dropped.
         """
-        timed: dict[int, int] = {}
-        for part, count in zip(part_U.tolist(), count_U.tolist(), strict=True):
-            if part != NO_TIME:
-                timed[part] = timed.get(part, 0) + count
-        if (median := median_part(timed)) is not None:
+        timed_U = part_U != NO_TIME
+        parts, _, counts = _summed(part_U[timed_U], np.zeros_like(sign_U[timed_U]), count_U[timed_U])
+        if (median := median_part(dict(zip(parts.tolist(), counts.tolist(), strict=True)))) is not None:
             self._newest = median if self._newest is None else max(self._newest, median)
         newest = self._newest or 0
-        for part, sign, count in zip(part_U.tolist(), sign_U.tolist(), count_U.tolist(), strict=True):
-            of_part = self._parts.setdefault(newest if part == NO_TIME else part, {})
-            of_part[sign] = of_part.get(sign, 0) + count
-        kept = {n: part for n, part in self._parts.items() if newest - self._num_parts < n <= newest + 1}
-        self._parts = {number: _most_of(part) for number, part in sorted(kept.items())}
+        part_N = np.concatenate([self._part_N, np.where(timed_U, part_U, newest)])
+        sign_N, count_N = np.concatenate([self._sign_N, sign_U]), np.concatenate([self._count_N, count_U])
+        kept_N = (part_N > newest - self._num_parts) & (part_N <= newest + 1)
+        summed = _summed(part_N[kept_N], sign_N[kept_N], count_N[kept_N])
+        self._part_N, self._sign_N, self._count_N = _most_of_each(*summed)
 
     def state(self) -> MeterState:
         """For a commit."""
-        rows = [(n, sign, count) for n, part in self._parts.items() for sign, count in sorted(part.items())]
-        arrays = {
-            "part": np.array([part for part, _, _ in rows], np.int64),
-            "sign": np.array([sign for _, sign, _ in rows], np.uint64).view(np.int64),
-            "count": np.array([count for _, _, count in rows], np.int64),
-        }
+        arrays = {"part": self._part_N, "sign": self._sign_N.view(np.int64), "count": self._count_N}
         return MeterState(arrays, {"newest": self._newest})
 
     def load(self, state: MeterState) -> None:
         """Continue from a commit."""
-        self._newest, self._parts = state.facts["newest"], {}
-        columns = (state.arrays[name].tolist() for name in ("part", "sign", "count"))
-        for part, sign, count in zip(*columns, strict=True):
-            self._parts.setdefault(part, {})[sign % (1 << 64)] = count
+        self._newest, arrays = state.facts["newest"], state.arrays
+        self._part_N, self._sign_N, self._count_N = arrays["part"], arrays["sign"].view(np.uint64), arrays["count"]
 
 
-def _most_of(part: dict[int, int]) -> dict[int, int]:
-    if len(part) <= MAX_ITEMS:
-        return part
-    return {sign: part[sign] for sign in sorted(part, key=lambda sign: (-part[sign], sign))[:MAX_ITEMS]}
+def _summed(part_N: I64, sign_N: U64, count_N: I64) -> tuple[I64, U64, I64]:
+    """The counts of each part and sign in sum, by part, then sign."""
+    order = np.lexsort((sign_N, part_N))
+    part_N, sign_N, count_N = part_N[order], sign_N[order], count_N[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (part_N[1:] != part_N[:-1]) | (sign_N[1:] != sign_N[:-1])
+    at_U = np.flatnonzero(begins)
+    return part_N[at_U], sign_N[at_U], np.add.reduceat(count_N, at_U)
+
+
+def _most_of_each(part_U: I64, sign_U: U64, count_U: I64) -> tuple[I64, U64, I64]:
+    """Of each part the MAX_ITEMS items with most clicks; the columns are as of `_summed`, and stay in their order."""
+    order = np.lexsort((sign_U, -count_U, part_U))
+    place_U = np.arange(len(part_U)) - np.searchsorted(part_U, part_U)
+    kept = np.sort(order[place_U < MAX_ITEMS])
+    return part_U[kept], sign_U[kept], count_U[kept]
 
 
 class RetrievalMeter:
