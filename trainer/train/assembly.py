@@ -78,7 +78,7 @@ from headrace.trainer.train.device import (
 from headrace.trainer.train.device_rows import placed_tables
 from headrace.trainer.train.duties import Duties, RankZeroDuties, Written
 from headrace.trainer.train.exchanges import Exchanges, GeoExchanges, settings_in_force
-from headrace.trainer.train.exporting import LOOK_S, open_exporting, resume_exports
+from headrace.trainer.train.exporting import open_exporting, resume_exports
 from headrace.trainer.train.infer_first import InferFirst
 from headrace.trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from headrace.trainer.train.learning_rate import LearningRate
@@ -235,7 +235,7 @@ def _duties(
     live = None
     if holders.observer.found is not None:
         content = FeedContent.of(setup.config, setup.job, setup.schema, rank0, model, holders)
-        live = LiveIndex(content, lambda keys: setup.shards.look(keys, Deadline.after(LOOK_S)))
+        live = LiveIndex(content, setup.shards.look)
     return RankZeroDuties(setup, rank0, closes, written, live)
 
 

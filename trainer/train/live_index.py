@@ -13,17 +13,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import BadInput
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, DeadlineExceeded
+from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import F32, U64, Keys, absent
 from headrace.trainer.exports.item_tower import ItemTower, weights_of
 from headrace.trainer.exports.onnx_model import DenseGraph
-from headrace.trainer.serving.item_catalogue import CatalogueRefused, files_of, read_catalogue
+from headrace.trainer.serving.item_catalogue import CatalogueRefused, ItemCatalogue, files_of, read_catalogue
 from headrace.trainer.serving.item_index import ItemIndex
 from headrace.trainer.serving.slot_layout import TableView, view_of
 from headrace.trainer.train.model_feed import FeedContent, copies_of
 
 ITEMS_OF_A_PASS = 1 << 16
 """A catalogue with n times as many items is measured in every n-th pass alone, which bounds what a pass costs."""
+BLOCK_BYTES = 1 << 19
+"""Rows are read in blocks of so many bytes: half of the shortest `cluster.max_message`."""
+KEY_BYTES = 16
+"""Most bytes of a key in a message."""
+LOOK_S = 60.0
+"""Longest time to read all rows."""
 
 log = logging.getLogger(__name__)
 
@@ -47,60 +55,79 @@ class IndexAtStart:
 class LiveIndex:
     """Makes the index of each pass. Rank 0, between passes."""
 
-    def __init__(self, content: FeedContent, look: Callable[[Mapping[str, Keys]], Mapping[str, F32]]) -> None:
-        """`look`: reads rows of the shards, as inference does."""
+    def __init__(self, content: FeedContent, look: Callable[[Mapping[str, Keys], Deadline], Mapping[str, F32]]) -> None:
+        """`look`: `Shards.look`."""
         self._content, self._look = content, look
         self._described: Mapping[str, Any] = {}
         self._graph: DenseGraph | None = None
         self._files: tuple[Any, ...] = ()
+        self._catalogue: ItemCatalogue | None = None
         self._tower: ItemTower | None = None
         self._refused, self._trouble = CatalogueRefused("catalogue: was not read yet"), ""
 
     def at(self, number: int) -> IndexAtStart | None:
-        """The index of the version before pass `number`; None where the pass is not measured."""
+        """The index of the version before pass `number`; None where the pass is not measured.
+
+        That is no reason to stop: a shard that does not answer is found when the pass opens.
+        """
         try:
             return self._made(number)
-        except BadInput as error:
+        except (BadInput, InvalidShardCall, DeadlineExceeded) as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 log.warning("what the index finds is not measured: %s", error)
             return None
 
     def _made(self, number: int) -> IndexAtStart | None:
-        """Raises BadInput."""
+        """Raises BadInput, and what `look` raises."""
         tensors = self._content.tensors()
         if tensors is None:
             raise BadInput("the weights of the model are divided over trainers")
-        tower = self._tower_now()
-        assert self._graph is not None
-        if number % -(-len(tower.catalogue) // ITEMS_OF_A_PASS):
+        described = self._content.model()
+        catalogue = self._catalogue_now(described)
+        if number % -(-len(catalogue) // ITEMS_OF_A_PASS):
             return None
-        keys = {name: Keys(keys_U, np.zeros(len(keys_U), np.uint16)) for name, keys_U in tower.keys().items()}
-        rows = self._look(keys)
-        tables = {name: _view(keys[name].keys_U, rows[name]) for name in keys}
-        index = tower.index(tables, weights_of(self._described, self._graph, copies_of(tensors)))
+        tower = self._tower_of(described, catalogue)
+        assert self._graph is not None
+        deadline = Deadline.after(LOOK_S)
+        tables = {name: self._rows(name, keys_U, deadline) for name, keys_U in tower.keys().items()}
+        index = tower.index(tables, weights_of(described, self._graph, copies_of(tensors)))
         self._trouble = ""
         return IndexAtStart(index)
 
-    def _tower_now(self) -> ItemTower:
-        """The tower with the present catalogue, which is read anew where its files have changed. Raises BadInput."""
-        described, files = self._content.model(), _signature(self._content.catalogue)
-        if self._graph is None:
-            if (template := self._content.onnx()) is None:
-                raise BadInput("the model could not be traced")
-            self._graph = DenseGraph(template)
-        catalogue = None if self._tower is None else self._tower.catalogue
+    def _rows(self, name: str, keys_U: U64, deadline: Deadline) -> TableView:
+        """The rows of a table, in blocks that fit a message."""
+        table = self._described["tables"][name]
+        width = int(table["dim"]) + int(table["first_order"])
+        rows_UW, step = np.empty((len(keys_U), width), np.float32), BLOCK_BYTES // (KEY_BYTES + 4 * width)
+        for begin in range(0, len(keys_U), step):
+            block_N = keys_U[begin : begin + step]
+            keys = Keys(block_N, np.zeros(len(block_N), np.uint16))
+            rows_UW[begin : begin + step] = self._look({name: keys}, deadline)[name]
+        return _view(keys_U, rows_UW)
+
+    def _catalogue_now(self, described: Mapping[str, Any]) -> ItemCatalogue:
+        """The present catalogue, which is read anew where its files have changed. Raises BadInput."""
+        files = _signature(self._content.catalogue)
         if files != self._files:
             told, self._files = described["retrieval"], files
             try:
-                catalogue = read_catalogue(
+                self._catalogue = read_catalogue(
                     self._content.catalogue, told["slot"], told["item_slots"], described["slots"]
                 )
             except CatalogueRefused as error:
                 self._refused = error
                 log.warning("the catalogue is not measured: %s", error)
-        if catalogue is None:
+        if self._catalogue is None:
             raise self._refused
+        return self._catalogue
+
+    def _tower_of(self, described: Mapping[str, Any], catalogue: ItemCatalogue) -> ItemTower:
+        """The tower with this catalogue; the one before if nothing changed. Raises BadInput."""
+        if self._graph is None:
+            if (template := self._content.onnx()) is None:
+                raise BadInput("the model could not be traced")
+            self._graph = DenseGraph(template)
         if self._tower is None or catalogue is not self._tower.catalogue or described != self._described:
             self._tower, self._described = ItemTower(described, self._graph.content, catalogue), described
         return self._tower
