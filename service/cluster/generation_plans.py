@@ -80,7 +80,8 @@ class GenerationPlans:
         logged = replay_first(job.store, job.full, job.cluster.num_trainers)
         if logged is not None:
             spec = {**logged.spec, "cluster": _cluster_under(logged.spec, job.full)}
-            job = with_workers(job.under(spec, job.store), logged.world, job.cluster.num_shards)
+            old = job.under(spec, job.store)
+            job = with_workers(old, logged.world, _shards_under(old, logged.world, job.cluster.num_shards))
         self._planned, self._until = job, None if logged is None else "logged"
         clear_live(job.store)
         clear_caches(job.store, cache_names(job))
@@ -154,6 +155,13 @@ def with_workers(job: LoadedJob, trainers: int, shards: int) -> LoadedJob:
 def numbers_of(job: LoadedJob) -> tuple[int, int]:
     """Its numbers of trainers and of shards."""
     return job.cluster.num_trainers, job.cluster.num_shards
+
+
+def _shards_under(logged: LoadedJob, trainers: int, present: int) -> int:
+    """The number of shards for passes of a logged spec: the `present` one, unless the shards are in its trainers."""
+    if logged.spec.train.rows != "device":
+        return present
+    return trainers if trainers > 1 else 0
 
 
 def _cluster_under(logged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,6 +207,36 @@ def test_logged_passes_are_trained_by_the_machines_of_the_present_file(tmp_path)
     assert trainer.config["job"]["cluster"]["trainers"] == 1, "it tells what the file has changed since"
 
 
+ROWS = "train.rows=device"
+
+
+@pytest.mark.parametrize(
+    ("logged", "world", "present", "shards"),
+    [
+        ((ROWS, "cluster={trainers=2,shards=2}"), 2, (ROWS, "cluster={trainers=3,shards=3}"), 2),
+        ((ROWS, "cluster={trainers=2,shards=2}"), 2, (ROWS,), 2),
+        ((ROWS, "cluster={trainers=2,shards=2}"), 2, ("cluster.shards=3",), 2),
+        ((ROWS,), 1, (ROWS, "cluster={trainers=2,shards=2}"), 0),
+        (("cluster.shards=1",), 1, (ROWS, "cluster={trainers=2,shards=2}"), 2),  # they were processes of their own
+    ],
+)
+def test_logged_passes_with_rows_on_devices_have_a_shard_in_each_trainer(tmp_path, logged, world, present, shards):
+    file, store = write_job(tmp_path, num_lines=4), "store.path=store"
+    job, now = load_job(file, [store, *logged]), load_job(file, [store, *present])
+    past = Past(job.store).begin()
+    past.log.append(SpecOperation(spec=job.full))
+    past.log.append(PassPlan(1, ((),) * world))
+    past.log.append(close(1))
+    past.end()
+    plans = GenerationPlans(now, tmp_path / "workers")
+    plan = plans.next(0)
+    inside = sum("shard" in trainer.config for trainer in plan.trainers)
+    assert (len(plan.trainers), len(plan.shards) or inside) == (world, shards)
+    assert bool(plan.shards) == (ROWS not in logged) and plan.trainers[0].config["until"] == "logged"
+    commit(past, 1, job.full)
+    assert len(plans.next(plan.generation).trainers) == now.cluster.num_trainers
+
+
 def commit(past, version, spec, overrides=()):
     """A commit that has this spec and these overrides, of the generation after the next."""
     past.generation += 1
