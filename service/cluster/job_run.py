@@ -183,9 +183,10 @@ def open_run(
 
 
 def workers_of(job: LoadedJob) -> list[str]:
-    """The names of the trainers and shards in force."""
+    """The names of the trainers and shards in force that are processes."""
     trainers, shards = numbers_of(in_force(job))
-    numbers = (WorkerRole.TRAINER, trainers), (WorkerRole.SHARD, shards)
+    inside = job.spec.train.rows == "device"
+    numbers = (WorkerRole.TRAINER, trainers), (WorkerRole.SHARD, 0 if inside else shards)
     return [f"{role}-{number}" for role, count in numbers for number in range(count)]
 
 

@@ -8,6 +8,7 @@ from headrace.config import validate
 from headrace.identity.authority import open_authority
 from headrace.pserver.config import DENSE_SLICES, ShardProcess
 from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_run import workers_of
 from headrace.service.cluster.worker_plan import GenerationRole, PredictionFolders, plan_job, plan_prediction
 from headrace.service.spec.job import load_job
 from headrace.shared_folder import SharedFolder
@@ -55,8 +56,9 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
 
 def test_with_rows_on_devices_each_trainer_has_a_shard_within_and_is_told_where_all_are(tmp_path):
     settings = ["train.rows=device", "cluster={trainers=2,shards=2}", f"store.path={tmp_path}/store"]
-    planned = plan_job(load_job(NEWS, settings), tmp_path / "run", 8, generation=3)
+    planned = plan_job(job := load_job(NEWS, settings), tmp_path / "run", 8, generation=3)
     assert planned.shards == planned.servers == ()
+    assert workers_of(job) == [each.name for each in planned.trainers], "no trace waits for the shards"
     trainers = [validate(WorkerConfig, each.config) for each in planned.trainers]
     sockets = [tmp_path / "run" / f"shard-{number}.socket" for number in range(2)]
     assert [(each.shard.shard, each.shard.num_ranks, each.shard.socket) for each in trainers] == [
