@@ -182,7 +182,7 @@ class StepCalls:
         if len(due) == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
         order.applied()
-        if not part:
+        if not part and self._floats is None:  # else the trainer of this process counts its steps
             stepped()
         self._turn.notify_all()
 

@@ -22,6 +22,7 @@ from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.table_operations import ForgetRow, FreezeSlot, UnfreezeSlot
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.placed_rows import PlacedGradients
+from headrace.pserver.server import step_calls
 from headrace.pserver.server.commands import CountRows, DigestRows, Operate
 from headrace.pserver.server.step_floats import StepFloats
 from headrace.trainer.train.device_rows import placed_tables
@@ -175,6 +176,17 @@ def test_two_processes_have_the_bits_of_rows_on_a_shard(device, tmp_path):
     for rank, each in enumerate(found):
         assert each["read"] == json.loads(json.dumps([ranks[rank] for ranks in expected]))
         assert each["digests"] == digests
+
+
+def test_a_shard_counts_the_steps_of_a_timeline_unless_it_is_in_a_trainer(tmp_path, monkeypatch):
+    counted, tables = [], tables_of(OF_PROCESSES)
+    monkeypatch.setattr(step_calls, "stepped", lambda: counted.append(1))
+    with w.job(1, 2, tables, groups=GROUPS) as on_shard:
+        train(on_shard, 1, tables, None)
+    assert len(counted) == STEPS
+    with on_devices(2, tables, None, tmp_path) as devices:
+        train(devices, 1, tables, CPU)
+    assert len(counted) == STEPS, "trainers count their own"
 
 
 def test_a_trainer_waits_for_the_rows_of_all_ranks_and_no_longer_than_its_step():
