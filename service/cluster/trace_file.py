@@ -5,6 +5,7 @@ its threads. headrace.timeline records the parts, one file for each worker, belo
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from headrace.timeline import FORMAT, LOOK_S, Span, TraceWindow
 
 MAX_PART_BYTES = 64 << 20
 """Longest part; one with the most spans has about 10 MB."""
+PART = re.compile(r"g([0-9]+)-(.+)\.json")
+"""Name of the file of a part: generation and worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def record_trace(store: Path, steps: int, workers: Sequence[str], deadline: Dead
     with writing(store / TRACE_REQUEST):
         write_whole(REAL, store / TRACE_REQUEST, TraceWindow(steps=steps).model_dump_json().encode())  # 2
     while not deadline.passed():  # 3
-        if {*workers} <= {part.worker for part in _read(store / TRACE_PARTS)[0]}:
+        if {*workers} <= _recorded(store / TRACE_PARTS):
             break
         time.sleep(LOOK_S)
     return finish_trace(store, workers)  # 4
@@ -76,17 +79,31 @@ def finish_trace(store: Path, workers: Sequence[str]) -> str:
     return f"{store / TRACE}{lacks}{dropped}{unread}"
 
 
+def _recorded(folder: Path) -> set[str]:
+    """The workers with a part of the newest generation with any. No part is opened: each is written whole."""
+    found: dict[int, set[str]] = {}
+    for generation, worker, _ in _files(folder):
+        found.setdefault(generation, set()).add(worker)
+    return found[max(found)] if found else set()
+
+
+def _files(folder: Path) -> list[tuple[int, str, Path]]:
+    """The generation, the worker and the file of each part."""
+    return [
+        (int(found[1]), found[2], path) for path in sorted(folder.glob("g*")) if (found := PART.fullmatch(path.name))
+    ]
+
+
 def _read(folder: Path) -> tuple[list[_Part], str]:
     """The parts of the newest generation with any, by name of the worker; and what is wrong with others, in words."""
     found: dict[int, list[_Part]] = {}
     wrong = []
-    for path in sorted(folder.glob("g*-*.json")):
-        generation, _, worker = path.stem[1:].partition("-")
+    for generation, worker, path in _files(folder):
         try:
             content = documents.read_object(path, MAX_PART_BYTES)
             if content.get("format") != FORMAT:
                 raise ValueError(f"{path} is of format {content.get('format')}, not {FORMAT}")
-            found.setdefault(int(generation), []).append(_Part(worker, content))
+            found.setdefault(generation, []).append(_Part(worker, content))
         except (OSError, ValueError) as error:
             wrong.append(str(error))
     return found[max(found)] if found else [], "".join(f"; {why}" for why in wrong)

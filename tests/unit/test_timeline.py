@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from headrace import timeline
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.service.cluster import trace_file
 from headrace.service.cluster.trace_file import begin_trace, finish_trace, record_trace
 from headrace.timeline import (
     Span,
@@ -240,6 +242,22 @@ def test_the_newest_generation_is_shown_and_workers_without_a_part_are_named(tmp
     assert "; it lacks shard-0, shard-1: killed, or on another machine" in said and "7 older spans were dropped" in said
     assert "g10-shard-0.json is not JSON" in said
     assert [found[2] for found in spans_of(tmp_path)] == ["pull"]
+
+
+def test_parts_are_awaited_by_their_names_and_read_once(tmp_path, monkeypatch):
+    """Parts have up to 10 MB. Those of an older generation count no more."""
+    read, plain = [], trace_file.documents.read_object
+    monkeypatch.setattr(trace_file.documents, "read_object", lambda path, most: read.append(path) or plain(path, most))
+    coming = iter(["g1-shard-0", "g2-trainer-0", "g2-shard-0"])
+
+    def wait(_s):
+        assert not read
+        write_part(tmp_path, next(coming), [(Span.PULL, 0, 0, 1_000, 0)])
+
+    monkeypatch.setattr(trace_file, "time", SimpleNamespace(sleep=wait))
+    said = record_trace(tmp_path, 3, ["trainer-0", "shard-0"], Deadline.after(60))
+    assert said == str(tmp_path / "trace.json")
+    assert [path.stem for path in read] == ["g1-shard-0", "g2-shard-0", "g2-trainer-0"] and not [*coming]
 
 
 def test_a_part_of_another_format_is_named(tmp_path):
