@@ -67,6 +67,8 @@ TRACE_REQUEST = "trace-request.json"
 """The last request for a timeline of a run that goes on."""
 TRACE_PARTS = "trace-parts"
 """The timelines of the workers of such a run; removed when they are in TRACE."""
+TRACE_LOCK = "trace.lock"
+"""Held while a timeline of such a run is recorded."""
 IDENTITY = AUTHORITY_FOLDER
 """The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
 SHARED = SHARED_FOLDER
@@ -88,7 +90,7 @@ MADE_BY_A_RUN = (
     *(TUNING, TUNED, unfinished_name(Path(TUNED)).name),
     *(CROSSED, unfinished_name(Path(CROSSED)).name),
     *(OBJECTS_AT, unfinished_name(Path(OBJECTS_AT)).name),
-    *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS, TRACE_REQUEST),
+    *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS, TRACE_REQUEST, TRACE_LOCK),
     *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""

@@ -1309,7 +1309,7 @@ class ServiceActions:
     ) -> OperationEntry:
         """Record the next steps of every trainer and shard. The trace replaces an earlier one; download it once it
         is done. Training goes on. The operation ends once all workers have recorded so many steps, or after five
-        minutes, with the parts that there are."""
+        minutes, with the parts that there are. It fails while another one records the same job."""
         ...
 
     def get_trace(self, job: str) -> str:

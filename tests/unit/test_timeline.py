@@ -13,8 +13,10 @@ import pytest
 from headrace import timeline
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.service.api import timelines
 from headrace.service.cluster import trace_file
 from headrace.service.cluster.trace_file import begin_trace, finish_trace, record_trace
+from headrace.service.jobs.errors import WrongPhase
 from headrace.timeline import (
     Span,
     TimelineRecorder,
@@ -258,6 +260,21 @@ def test_parts_are_awaited_by_their_names_and_read_once(tmp_path, monkeypatch):
     said = record_trace(tmp_path, 3, ["trainer-0", "shard-0"], Deadline.after(60))
     assert said == str(tmp_path / "trace.json")
     assert [path.stem for path in read] == ["g1-shard-0", "g2-shard-0", "g2-trainer-0"] and not [*coming]
+
+
+def test_a_job_is_recorded_by_one_operation_at_a_time(tmp_path, monkeypatch):
+    def recorded_meanwhile(*_):
+        with pytest.raises(WrongPhase, match="another trace of job 'news' is being recorded; retry once it is done"):
+            work(Deadline.after(60))
+        return "it"
+
+    for name in ("workers_of", "with_store_defaults", "in_use"):
+        monkeypatch.setattr(timelines, name, lambda given: given)
+    monkeypatch.setattr(timelines, "record_trace", recorded_meanwhile)
+    job = SimpleNamespace(store=tmp_path)
+    call = SimpleNamespace(job=job, loaded=None, name="news", start=lambda _kind, _words, _within_s, work: work)
+    work = timelines.record(call)
+    assert work(Deadline.after(60)) == work(Deadline.after(60)) == {"said": "it"}
 
 
 def test_a_part_of_another_format_is_named(tmp_path):
