@@ -47,6 +47,12 @@ def with_defaults_alone(job: LoadedJob) -> LoadedJob:
     return _with_defaults_of(under_crosses(job, logged.get("crosses", {}).get("chosen")), logged)
 
 
+def with_defaults_of_set(job: LoadedJob) -> LoadedJob:
+    """The job with the set of defaults that its store began with, unless its file names another; without choices."""
+    logged = newest_spec(job.store)
+    return job if logged is None else _with_set_of(job, logged)
+
+
 def _chosen_before_log(path: Path) -> Mapping[str, Any] | None:
     """The choice of a new job, which its first generation logs; None: it has not chosen yet."""
     try:
@@ -56,7 +62,10 @@ def _chosen_before_log(path: Path) -> Mapping[str, Any] | None:
 
 
 def _with_defaults_of(job: LoadedJob, logged: Mapping[str, Any]) -> LoadedJob:
-    job = under_choice(job, logged.get("tuning", {}).get("chosen"))
+    return _with_set_of(under_choice(job, logged.get("tuning", {}).get("chosen")), logged)
+
+
+def _with_set_of(job: LoadedJob, logged: Mapping[str, Any]) -> LoadedJob:
     return job if job.raw.get("defaults") else with_defaults(job, logged.get("defaults", FIRST))
 
 

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SpecError
-from headrace.service.cluster.store_defaults import newest_spec, spec_with_rows, with_store_defaults
+from headrace.service.cluster.store_defaults import (
+    newest_spec,
+    spec_with_rows,
+    with_defaults_of_set,
+    with_store_defaults,
+)
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.checkpoint.rewind import Lineage
 from headrace.trainer.importing.other_slots import WeightChange, weights_between
 from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.journal.log import read_history
 from headrace.trainer.spec.change_classes import ChangeClass
 from headrace.trainer.spec.changes import (
     SHARDS,
@@ -92,13 +98,13 @@ def settings_in_force(job: LoadedJob, overrides: Mapping[str, Any]) -> list[Sett
 
     Raises SpecError.
     """
-    file, newest = dict(flat_values(job.raw)), dict(flat_values(job.full))
+    file, defaults = dict(flat_values(job.raw)), dict(flat_values(with_defaults_of_set(job).full))
     store, told = dict(flat_values(with_store_defaults(job).full)), dict(flat_values(overrides))
     found = []
     for key in dict.fromkeys([*store, *told]):
         now = told.get(key, store.get(key, "nothing"))
         origin = "set" if key in told else "file" if key in file else "default"
-        if origin == "default" and key in newest and newest[key] != now:
+        if origin == "default" and key in defaults and defaults[key] != now:
             origin = "chosen"
         found.append(SettingInForce(key, file.get(key), now, origin))
     return found
@@ -106,7 +112,7 @@ def settings_in_force(job: LoadedJob, overrides: Mapping[str, Any]) -> list[Sett
 
 def not_taken_yet(job: LoadedJob) -> list[KeyChange]:
     """The keys in which the job file differs from that of the run: a restart takes them. Raises SpecError."""
-    before = newest_spec(job.store)
+    before = read_history(job.store / "log").spec or newest_spec(job.store)  # a restart logs it before it commits
     if before is None:
         return []
     numbered = with_store_defaults(job)

@@ -1,19 +1,29 @@
-"""`headrace spec diff`: the class of each key that differs, and what to do."""
+"""`headrace spec diff`: the class of each key that differs, and what to do; and the settings in force beside a file."""
 
 import json
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
 
+from headrace.deadline import Deadline
 from headrace.service.cli.main import cli
+from headrace.service.cluster import store_defaults
+from headrace.service.jobs import spec_difference
 from headrace.service.jobs.spec_difference import (
     CarriedOver,
     CarriedRows,
+    SettingInForce,
     WeightChange,
     changes_between,
     format_carried,
+    not_taken_yet,
+    settings_in_force,
 )
-from headrace.service.spec.job import load_job
+from headrace.service.spec.job import load_job, with_defaults
+from headrace.trainer.journal.log import Log
+from headrace.trainer.journal.records import SpecOperation
+from headrace.trainer.spec.changes import flat_values
 from tests.integration import stream_job
 
 SPEC = stream_job.SPEC.replace("dim = 4", 'dim = 4\ngrad_scale = "mean"')  # so that a rate changes nothing else
@@ -98,3 +108,35 @@ def test_rows_and_weights_that_are_carried_over_are_listed():
 def test_a_job_compared_with_itself_has_no_changes(tmp_path):
     (tmp_path / "job.toml").write_text(SPEC)
     assert changes_between(load_job(tmp_path / "job.toml").full, load_job(tmp_path / "job.toml").full) == []
+
+
+@pytest.fixture
+def restarted(tmp_path, monkeypatch):
+    """A store whose newest commit has set 4 of the defaults, before a restart with another key, which is not committed.
+
+    Gives the job of its present file.
+    """
+    (tmp_path / "job.toml").write_text(SPEC)
+    old = with_defaults(load_job(tmp_path / "job.toml"), 4).full
+    (tmp_path / "job.toml").write_text(SPEC.replace("batch_size = 64", "batch_size = 32"))
+    (tmp_path / "store").mkdir()
+    with closing(Log.claim(tmp_path / "store" / "log", 1, Deadline.after(5))) as log:
+        for spec in (old, with_defaults(load_job(tmp_path / "job.toml"), 4).full):
+            log.append(SpecOperation(spec=spec))
+    for module in (store_defaults, spec_difference):
+        monkeypatch.setattr(module, "newest_spec", lambda store: old)
+    return lambda: load_job(tmp_path / "job.toml")
+
+
+def test_a_restart_takes_a_changed_file_before_it_commits(restarted, tmp_path):
+    assert not_taken_yet(restarted()) == []
+    (tmp_path / "job.toml").write_text(SPEC.replace("batch_size = 64", "batch_size = 16"))
+    assert [(each.key, each.was, each.now) for each in not_taken_yet(restarted())] == [("train.batch_size", "32", "16")]
+
+
+def test_a_default_of_an_older_store_is_not_chosen_by_its_job(restarted):
+    job = restarted()
+    found = {each.key: each for each in settings_in_force(job, {"commit": {"keep": 9}})}
+    assert {each.origin for each in found.values()} == {"file", "default", "set"}
+    assert [key for key, each in found.items() if each.now != dict(flat_values(job.full)).get(key)] != ["commit.keep"]
+    assert found["commit.keep"] == SettingInForce("commit.keep", None, "9", "set")
