@@ -89,7 +89,8 @@ def try_events(call: ActionCall, asked: TryEvents) -> TriedEvents:
     They go through the job's pipe. The job need not run; nothing is learnt or stored. The first answer takes some
     seconds, until a process is ready; that process stays for a few minutes.
     """
-    events = [line for line in asked.events.splitlines() if line.strip()][: MAX_EVENTS + 1]
+    lines = (line.removesuffix("\r") for line in asked.events.split("\n"))
+    events = [line for line in lines if line.strip()][: MAX_EVENTS + 1]
     if len(events) > MAX_EVENTS:
         raise SpecError(f"more than {MAX_EVENTS} events", "events")
     in_background(lambda: call.host.check_allowed(call.name))

@@ -80,9 +80,9 @@ def continue_from(names: list[str], past: Lineage) -> str | None:
 # Hold
 
 
-def hold(commits: Commits, name: str, who: str) -> None:
-    """Keep a commit from being pruned. Takes the store's lock, as pruning does."""
-    with store_locked(commits.folder.parent, Deadline.after(LOCK_S)):
+def hold(commits: Commits, name: str, who: str, deadline: Deadline | None = None) -> None:
+    """Keep a commit from being pruned. Takes the store's lock, as pruning does. Raises DeadlineExceeded."""
+    with store_locked(commits.folder.parent, deadline or Deadline.after(LOCK_S)):
         if name not in commits.names():
             raise HeadraceError(f"commit {name} was just pruned; `headrace commits list` shows the others")
         commits.hold(name, who)
@@ -94,18 +94,23 @@ def reader() -> str:
 
 
 @contextmanager
-def lease(commits: Commits, name: str, what: str, *, rows: bool = True) -> Iterator[None]:
+def lease(
+    commits: Commits, name: str, what: str, *, rows: bool = True, deadline: Deadline | None = None
+) -> Iterator[None]:
     """Keep a commit from being pruned while the context is open; all of its files are on this disk then, or without
     `rows` all but those.
 
     `what`: "verify", "rerun", "predict<number>", "read<number>". Raises CommitDamaged where an object store lacks
-    a file of it.
+    a file of it. `deadline`: for the store's lock; nothing is fetched then, and SpecError says that files are missing.
     """
     clear_ended(commits.folder.parent)
     who = _holder_name(what)
-    hold(commits, name, who)
+    hold(commits, name, who, deadline)
     try:
-        _complete(commits, name, rows=rows)
+        if deadline is None:
+            _complete(commits, name, rows=rows)
+        else:
+            _check_here(commits.read(name))
         yield
     finally:
         commits.release(name, who)
@@ -117,6 +122,18 @@ def _complete(commits: Commits, name: str, *, rows: bool) -> None:
     except CommitDamaged:  # of the manifest: its reader says so
         return
     complete_commit(commit, Deadline.after(FETCH_S), rows=rows)
+
+
+def _check_here(commit: Commit) -> None:
+    """Raise SpecError where files of an uploaded commit are not on this disk. They are not read."""
+    if commit.manifest.objects_at is None:
+        return
+    for path, file in commit.files.items():
+        target = commit.folder / path
+        if not target.is_file() or target.stat().st_size != file.num_bytes:
+            raise SpecError(
+                f"files of commit {commit.name} are in the object store alone; `headrace commits verify` brings them"
+            )
 
 
 @contextmanager

@@ -60,8 +60,9 @@ class TrialProcess:
                 self._held.close()
                 raise HeadraceError(f"the events cannot be predicted: {error}") from error
         self._held.callback(self._process.close)
-        self._received, self._number, self._unanswered_s = b"", 0, 0.0
-        self._begin = {"job": job.full, "folder": str(job.folder), "scratch": str(folder)}
+        self._received, self._number, self._unanswered_s = b"", 0, time.monotonic()
+        self._unsent = _line({"job": job.full, "folder": str(job.folder), "scratch": str(folder)})
+        """The rest of the last message: a timeout may cut one."""
 
     @property
     def has_ended(self) -> bool:
@@ -72,10 +73,9 @@ class TrialProcess:
         """Its answer. Raises NotYet where it is still busy, SpecError; after other errors the process is of no use."""
         self._number += 1
         try:
-            if self._begin:
-                self._say(self._begin, deadline)
-                self._begin, self._unanswered_s = {}, time.monotonic()
-            self._say({"number": self._number, "commit": str(commit), "events": list(events)}, deadline)
+            self._send(deadline)
+            self._unsent = _line({"number": self._number, "commit": str(commit), "events": list(events)})
+            self._send(deadline)
             while (answer := self._answer(deadline))["number"] != self._number:  # of questions given up before
                 self._unanswered_s = time.monotonic()
         except TimeoutError:
@@ -101,15 +101,21 @@ class TrialProcess:
         line, _, self._received = self._received.partition(b"\n")
         return documents.parse_object(line, "the prediction's answer")
 
-    def _say(self, message: Mapping[str, Any], deadline: Deadline) -> None:
-        self._link.settimeout(max(0.01, deadline.left_s()))
-        self._link.sendall(json.dumps(message, default=str).encode() + b"\n")
+    def _send(self, deadline: Deadline) -> None:
+        """Send what is unsent. Raises TimeoutError, and OSError where it has ended."""
+        while self._unsent:
+            self._link.settimeout(max(0.01, deadline.left_s()))
+            self._unsent = self._unsent[self._link.send(self._unsent) :]
 
     def close(self) -> None:
         """Kill it, and remove its files. A question in progress fails."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         self._held.close()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
 
 
 @dataclass
@@ -126,7 +132,7 @@ class EventTrials:
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
         """By job, the one that was asked last at the end."""
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
 
     def ask(self, name: str, job: LoadedJob, events: Sequence[str], deadline: Deadline) -> dict[str, Any]:
         """The prediction of events by the newest commit of a job, which `name` has in this service.
@@ -136,13 +142,10 @@ class EventTrials:
         require("torch", "a prediction")
         job = with_store_defaults(job)
         with self._place(name, deadline) as place, ExitStack() as held:
-            version = held.enter_context(version_of(job, LIVE, None, job.store))
-            if place.process is not None and (place.process.spec != job.full or place.process.has_ended):
-                self._end(place)
-            if place.process is None:
-                place.process = TrialProcess(job)
+            version = held.enter_context(version_of(job, LIVE, None, job.store, deadline=deadline))
+            process = self._process(place, job)
             try:
-                found = place.process.ask(version.commit, events, deadline)
+                found = process.ask(version.commit, events, deadline)
             except (SpecError, NotYet):
                 raise
             except BaseException:
@@ -151,8 +154,9 @@ class EventTrials:
             return {**version.description, **found}
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; none is started after this."""
         with self._lock:
+            self._closed = True
             places = list(self._places.values())
             self._places = {}
         for place in places:
@@ -163,10 +167,12 @@ class EventTrials:
         """The place of a job, for one question."""
         while True:
             with self._lock:
+                left = self._take_ended()
                 place = self._places.pop(name, None) or _Place()
                 if len(self._places) >= MAX_PROCESSES:
-                    self._make_room()
+                    left.append(self._take_oldest())
                 self._places[name] = place
+            self._end_taken(left)
             if not place.asking.acquire(timeout=max(0.0, deadline.left_s())):
                 raise NotYet("another question about this job is being answered; retry")
             try:
@@ -176,20 +182,46 @@ class EventTrials:
             finally:
                 place.asking.release()
 
-    def _make_room(self) -> None:
-        """End the process that was asked longest ago. Raises NotYet where all are being asked."""
+    def _take_ended(self) -> list[_Place]:
+        """Take out the places whose processes have ended by themselves, and hold them."""
+        taken = list[_Place]()
+        for name, place in list(self._places.items()):
+            if place.asking.acquire(blocking=False):
+                if place.process is not None and place.process.has_ended:
+                    taken.append(self._places.pop(name))
+                else:
+                    place.asking.release()
+        return taken
+
+    def _take_oldest(self) -> _Place:
+        """Take out the place that was asked longest ago, and hold it. Raises NotYet where all are being asked."""
         for name, place in self._places.items():
             if place.asking.acquire(blocking=False):
-                try:
-                    self._end(place)
-                finally:
-                    place.asking.release()
-                del self._places[name]
-                return
+                return self._places.pop(name)
         raise NotYet(f"{MAX_PROCESSES} jobs are being tried; retry")
 
-    @staticmethod
-    def _end(place: _Place) -> None:
-        if place.process is not None:
-            place.process.close()
-            place.process = None
+    def _end_taken(self, places: Sequence[_Place]) -> None:
+        """End the processes of places that were taken out, and let go of these: who waits for one looks for another."""
+        for place in places:
+            try:
+                self._end(place)
+            finally:
+                place.asking.release()
+
+    def _process(self, place: _Place, job: LoadedJob) -> TrialProcess:
+        """The process of a held place. Raises NotYet once all are closed."""
+        process = place.process
+        if process is not None and (process.spec != job.full or process.has_ended):
+            self._end(place)
+        with self._lock:  # so that `close` finds it
+            if self._closed:
+                raise NotYet("the service is ending")
+            if place.process is None:
+                place.process = TrialProcess(job)
+            return place.process
+
+    def _end(self, place: _Place) -> None:
+        with self._lock:
+            process, place.process = place.process, None
+        if process is not None:
+            process.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.relative_names import shown
 from headrace.service.cluster.store import check_run
@@ -42,12 +43,18 @@ class PredictionVersion:
 
 @contextmanager
 def version_of(
-    job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path, *, here: bool = True
+    job: LoadedJob,
+    text: str,
+    before: Mapping[str, Any] | None,
+    scratch: Path,
+    *,
+    here: bool = True,
+    deadline: Deadline | None = None,
 ) -> Iterator[PredictionVersion]:
     """The version that `text` names, held while the context lasts. `before`: the description from an earlier run.
 
-    `here`: this disk gets the rows of an object store; otherwise each shard fetches its own. Raises SpecError,
-    CommitDamaged, ExportUnusable.
+    `here`: this disk gets the rows of an object store; otherwise each shard fetches its own. `deadline`: a commit is to
+    be there by then, and nothing is fetched. Raises SpecError, CommitDamaged, ExportUnusable.
     """
     commits = Commits(job.store)
     if (address := _export(job, text, before)) is not None:
@@ -66,7 +73,7 @@ def version_of(
             f"the commit {name}, with which parts were predicted, was pruned; remove the output and begin anew",
             "version",
         )
-    with lease(commits, name, f"predict{next(_numbers)}", rows=here):
+    with lease(commits, name, f"predict{next(_numbers)}", rows=here, deadline=deadline):
         found = commits.read(name)
         check_fits(found, job)
         check_dense(found)
