@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from headrace.dataset.samples.batch import Samples
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, NotYet, SpecError
 from headrace.service.history.commit_lookup import lease
 from headrace.service.predict import event_trials
-from headrace.service.predict.event_trials import MAX_PROCESSES, EventTrials, TrialProcess
+from headrace.service.predict.event_trials import MAX_ANSWER, MAX_PROCESSES, EventTrials, TrialProcess
 from headrace.service.spec.job import load_job
 from headrace.trainer.journal.log import store_locked
+from headrace.trainer.predict.event_trial import MAX_SAMPLES, MAX_TOLD, EventTrial, TrialQuestion
 from tests.integration import stream_job
 
 
@@ -157,6 +160,33 @@ def test_a_trial_waits_no_longer_for_the_lock_of_a_store_and_fetches_nothing(tmp
         pass
     with store_locked(tmp_path, Deadline.after(5)), pytest.raises(DeadlineExceeded), leased(commits, 0.05):
         pass
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(10, [MAX_SAMPLES, 200 + 300 - MAX_SAMPLES]), (MAX_TOLD // 3, [2, 498])]
+)
+def test_samples_beyond_the_bounds_of_an_answer_are_counted(size, expected):
+    built = []
+
+    class Trial(EventTrial):
+        def __init__(self):
+            """Holds nothing."""
+
+        def _open(self, folder):
+            """A commit."""
+
+        def _blocks(self, events, tally):
+            for num in (200, 300):
+                yield Samples({}, {}, {}, np.arange(num), np.full(num, np.nan))
+
+        def _predicted(self, samples, events):
+            for event in samples.event_B.tolist():
+                built.append(event)
+                yield {"event": event, "text": "x" * size}
+
+    found = Trial().answer(TrialQuestion(number=1, commit=Path("c"), events=("x",)))
+    assert [len(found["samples"]), found["left_out"]] == expected
+    assert len(built) <= expected[0] + 1 and len(json.dumps(found)) < MAX_ANSWER
 
 
 def leased(commits, seconds):

@@ -53,6 +53,8 @@ IDLE_S = 300.0
 BATCH = 64
 MAX_SAMPLES = 256
 """Most samples of an answer; the others are counted."""
+MAX_TOLD = 8 << 20
+"""Most characters of the samples of an answer, as JSON; the reader takes answers of twice as many."""
 MAX_VALUES = 64
 """Most values of a slot of a sample that are told."""
 PARTITION = "memory/0"
@@ -160,15 +162,20 @@ class EventTrial:
     def answer(self, question: TrialQuestion) -> dict[str, Any]:
         """The samples of the events with their predictions, and the rejected events. Raises HeadraceError."""
         self._open(question.commit)
-        tally = PassTally()
-        told = [
-            each for block in self._blocks(question.events, tally) for each in self._predicted(block, question.events)
-        ]
+        tally, told, num_samples, room = PassTally(), list[dict[str, Any]](), 0, MAX_TOLD
+        for block in self._blocks(question.events, tally):
+            num_samples += len(block)
+            wanted = min(len(block), MAX_SAMPLES - len(told)) if room >= 0 else 0
+            for sample in self._predicted(block.slice(0, wanted), question.events):
+                room -= len(json.dumps(sample))
+                if room < 0:
+                    break
+                told.append(sample)
         rejected = [
             {"reason": reason, "events": number, "first": place_words(tally.first_of[reason])}
             for reason, number in tally.rejected.items()
         ]
-        return {"samples": told[:MAX_SAMPLES], "left_out": max(0, len(told) - MAX_SAMPLES), "rejected": rejected}
+        return {"samples": told, "left_out": num_samples - len(told), "rejected": rejected}
 
     def _open(self, folder: Path) -> None:
         """Predict with this commit from now on."""
