@@ -73,8 +73,7 @@ class UserItems(RetrievalMessage):
     items: list[ItemId]
     scores: list[float]
     """The product of the user's and the item's vector: with the model two_tower their cosine, and its `popularity`, if
-    it has that. With `rank_by`, the
-    output of the ranking model."""
+    it has that. With `rank_by`, the output of the ranking model."""
     cursor: str | None
     """For the next page; null after the last one."""
 
