@@ -137,7 +137,8 @@ class TableOverview:
 
     def ranked(self, top: int) -> RankedRows:
         """The rows with most shows, and how long ago rows were seen. Any thread. Steps go on meanwhile: of a row that
-        changes, either state counts. Loads nothing into memory."""
+        changes, either state counts. A row that leaves memory meanwhile may be scanned twice, or not at all; it is once
+        among the rows. Loads nothing into memory."""
         rows, scanned, unseen_E = list[RankedRow](), 0, np.zeros(len(RankedRows.edges), np.int64)
         for keys_U, statistics in self._pieces():
             why_U = self.life.gone(statistics, np.arange(len(keys_U), dtype=np.int32))
@@ -150,8 +151,12 @@ class TableOverview:
             least = rows[-1].show if len(rows) == top else -np.inf
             chosen_C = np.flatnonzero(present_U & (value_U2[:, 0] >= least))
             chosen_C = chosen_C[np.lexsort((keys_U[chosen_C], -value_U2[chosen_C, 0]))[:top]]
-            columns = keys_U, statistics.group, value_U2[:, 0], value_U2[:, 1], days_U
-            rows += map(RankedRow, *(each[chosen_C].tolist() for each in columns))
+            columns, known = (
+                (keys_U, statistics.group, value_U2[:, 0], value_U2[:, 1], days_U),
+                {row.key for row in rows},
+            )
+            more = map(RankedRow, *(each[chosen_C].tolist() for each in columns))
+            rows += [row for row in more if row.key not in known]
             rows = sorted(rows, key=lambda row: (-row.show, row.key))[:top]
             if scanned >= MAX_RANKED:
                 break

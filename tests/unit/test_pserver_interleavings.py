@@ -169,3 +169,18 @@ def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admis
         table.snapshots.settle(True)
     assert table.deletions.num_rows == len(np.unique(np.concatenate([keys.keys_U for keys in batches])))
     assert table.rows._num_pins == 0
+
+
+def test_a_row_that_leaves_memory_while_rows_are_ranked_is_ranked_once(monkeypatch):
+    world, *_ = cold_and_hot()
+    overview, pieces = world.table.overview, TableOverview._pieces
+    calm = overview.ranked(100)
+    assert len(calm.rows) == 40
+
+    def leaving(of):
+        held = [(keys_U.copy(), statistics) for keys_U, statistics in pieces(of)]
+        yield from held
+        yield held[0]  # as the rows of the disk have them
+
+    monkeypatch.setattr(TableOverview, "_pieces", leaving)
+    assert overview.ranked(100).rows == calm.rows and overview.ranked(5).rows == calm.rows[:5]
