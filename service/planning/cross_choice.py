@@ -29,9 +29,9 @@ from headrace.service.planning.feature_worth import FeatureBench, Progress, Samp
 from headrace.service.planning.stream_facts import gathered, read_blocks
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.side_config import SideConfig
-from headrace.trainer.config import TrainerJob
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
 from headrace.trainer.cross_config import ChosenPair, CrossChoice
-from headrace.trainer.spec.defaults import rows_learn
+from headrace.trainer.spec.defaults import RATES_BY_SLOTS, learns_by_slots, rows_learn
 
 PAIR_RATES = (0.1, 0.3)
 """Steps of the learner that are tried for pairs: one whose ids are many learns by short ones."""
@@ -79,10 +79,16 @@ def choice_of(job: TrainerJob, samples: Samples) -> CrossChoice:
         for slot in schema.emitted.sparse
     }
     numbers = [of_numbers(samples.dense[slot.name]) for slot in schema.emitted.dense]
-    by = first_order_rate(bench, [*slots.values(), *numbers], len(schema.uncrossed.sparse))
+    by = first_order_rate(bench, [*slots.values(), *numbers], len(schema.uncrossed.sparse)) if _takes_rate(job) else 1.0
     before = bench.choose_rate([*slots.values(), *numbers])
     pairs, end = _chosen(bench, before, _candidates(slots), job.crosses.most)
     return CrossChoice(pairs=pairs, samples=len(kept_B), auc=before.auc, auc_with=end.auc, first_order_rate=by)
+
+
+def _takes_rate(job: TrainerJob) -> bool:
+    """Whether a table has first-order weights whose rate follows from the number of slots."""
+    of_slots = (job.defaults or NEWEST_DEFAULTS) >= RATES_BY_SLOTS
+    return of_slots and any(table.first_order and learns_by_slots(table) for table in job.tables.values())
 
 
 def first_order_rate(bench: FeatureBench, columns: Sequence[IdColumn], num_slots: int) -> float:

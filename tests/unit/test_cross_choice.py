@@ -68,6 +68,8 @@ def test_first_order_weights_learn_faster_where_ids_say_much(strength, expected)
     sparse = {name: Ragged(id_N.astype(np.uint64), np.arange(NUM + 1)) for name, id_N in ids.items()}
     stream = Samples(sparse, {}, {"click": click}, np.arange(NUM), np.full(NUM, np.nan))
     assert choice_of(validate(TrainerJob, JOB), stream).first_order_rate == expected
+    for said in ({"tables": {"default": {"grad_scale": "mean"}}}, {"defaults": 4}):
+        assert choice_of(validate(TrainerJob, JOB | said), stream).first_order_rate == 1.0, "no table would take it"
 
 
 def test_labels_that_say_nothing_choose_none():

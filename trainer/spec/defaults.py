@@ -88,7 +88,7 @@ def _in_full(text: str, unset: int) -> str:
         by = chosen.first_order_rate if chosen is not None else 1.0
         learn = rows_learn(len(Schema.of(job.slots).uncrossed.sparse), by)
         for name, table in job.tables.items():
-            if not OF_ROWS & table.model_fields_set:
+            if learns_by_slots(table):
                 full["tables"][name] |= learn
                 if not table.first_order:
                     full["tables"][name]["first_order_optimizer"] = None
@@ -118,6 +118,11 @@ def rows_learn(num_slots: int, by: float = 1.0) -> dict[str, Any]:
         "grad_scale": "sum",
         "in_batch": True,
     }
+
+
+def learns_by_slots(table: TableSection) -> bool:
+    """Whether a table says nothing of how its rows learn, so that it follows from the number of slots."""
+    return not OF_ROWS & table.model_fields_set
 
 
 def may_follow_events(job: TrainerJob, table: TableSection) -> bool:
