@@ -1,12 +1,6 @@
 """Commits of rank 0: `CommitSteps` makes one, in numbered steps; `Committer` says when, and what follows a failure.
 
-The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what trainer.train.commit_state
-captured.
-
-HeadraceError
-+-- CommitFailed     nothing is left of it; the next commit may succeed
-+-- CommitsFail      this has gone on for too long
-+-- ManifestFailed   it may exist or not: this process must end (trainer.checkpoint.commit_store)
+The loop calls `due` and `begin` between passes; a thread writes to a CommitStore what `CommitHooks.capture` copied.
 """
 
 import logging
