@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.service.planning.sweep_settings import toml_value
-
 
 @dataclass(frozen=True, slots=True)
 class SuggestionTable:
@@ -57,6 +55,8 @@ def tables_of(message: Mapping[str, Any]) -> list[SuggestionTable]:
 
 def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
     """The lines below the tables of a `Suggestions.message`."""
+    from headrace.service.planning.sweep_settings import toml_value  # reads specs: the help of a command does not
+
     which = f"{'newest' if message['newest'] else 'first'} {message['events']:,} events"
     yield f"{message['samples']:,} samples of the {which}, {message['rejected']:,} rejected. AUC: that of a linear"
     yield f"model in the second half, predicted before it was learnt; {message['auc']:.4f} with the slots as they are."

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace import lifecycle, worker_process
+from headrace import documents, lifecycle, worker_process
 from headrace.config import Section, validate
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
@@ -246,8 +246,8 @@ def place_words(rejection: str) -> str:
 def text_signs(event: str) -> dict[int, str]:
     """The texts of an event by their signs: a sign alone tells a person nothing."""
     try:
-        found = _leaves(json.loads(event))
-    except (ValueError, RecursionError):
+        found = _leaves(documents.parse(event, "an event"))
+    except ValueError:
         found = TEXTS.findall(event)
     return {sign_of_text(text.encode("utf-8", "replace")): text for text in found}
 
@@ -261,12 +261,12 @@ def _leaves(value: Any) -> list[str]:
 def serve(link: socket.socket) -> None:
     """Answer until the other end closes the socket, or asks nothing for IDLE_S."""
     lines = link.makefile("rb")
-    config = validate(TrialConfig, json.loads(lines.readline()))
+    config = validate(TrialConfig, documents.parse(lines.readline(), "the job"))
     with ExitStack() as held:
         trial: EventTrial | None = None
         link.settimeout(IDLE_S)
         while line := _next(lines):
-            question = validate(TrialQuestion, json.loads(line))
+            question = validate(TrialQuestion, documents.parse(line, "a question"))
             try:
                 if trial is None:
                     trial = held.enter_context(EventTrial(config))
