@@ -45,10 +45,8 @@ def pytest_collection_finish() -> None:
     """Tests and libraries stay: looking for garbage among their objects would take seconds each time."""
     gc.collect()
     gc.freeze()
-    for (
-        name,
-        logger,
-    ) in logging.root.manager.loggerDict.items():  # in each phase pytest attaches itself to all that do not
+    # In each phase pytest attaches itself to all loggers that do not propagate.
+    for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
             logger.propagate = True
 

@@ -18,6 +18,7 @@ from headrace.service.api.schemas import RequestBody, ResponseBody, shown_by
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
+from headrace.service.planning.toml_text import toml_value
 from headrace.service.spec.examples import example_jobs
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
@@ -95,7 +96,6 @@ def infer_spec(call: ActionCall, asked: InferSpec) -> InferredSpec:
     """Propose slots, label, time and source for a sample of events, as `headrace spec infer` does; it measures none."""
     from headrace.service.planning.event_sample import EventSample  # a service that is not asked loads none of it
     from headrace.service.planning.job_text import infer_job
-    from headrace.service.planning.sweep_settings import toml_value
 
     with (
         one_of_few(share_key(call.caller, address_of(call.request))),

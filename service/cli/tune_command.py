@@ -11,6 +11,7 @@ from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.panels import Panel
+from headrace.service.planning.toml_text import toml_value
 
 if TYPE_CHECKING:
     from headrace.trainer.tuning_status import TriedStatus, TuningStatus
@@ -87,8 +88,6 @@ def _print(tried: "list[TriedStatus]") -> None:
 
 def file_lines(keys: Mapping[str, Any]) -> Iterator[str]:
     """Values by the path of their key, as text of a job file."""
-    from headrace.service.planning.sweep_settings import toml_value
-
     sections: dict[str, dict[str, Any]] = {}
     for path, value in keys.items():
         section, _, key = path.rpartition(".")

@@ -4,10 +4,9 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from headrace.service.planning.field_facts import EventFacts, observe_events
 from headrace.service.planning.field_roles import ISO, EventRoles, decide
 from headrace.service.planning.job_features import measure_job
 from headrace.service.planning.slot_proposals import Proposals, SlotProposal, propose_slots, with_measured
-from headrace.service.planning.sweep_settings import toml_value
+from headrace.service.planning.toml_text import slot_lines, toml_value
 from headrace.service.spec.job import job_of
 
 FILL_IN = "FILL IN"
@@ -125,12 +124,8 @@ def _entry(slot: SlotProposal) -> Iterator[str]:
     for line in slot.comment.splitlines():
         yield f"# {line}"
     mark = "" if slot.active else "# "
-    yield from (f"{mark}{line}" for line in _slot_lines(slot.keys))
+    yield from (f"{mark}{line}" for line in slot_lines(slot.keys))
     yield ""
-
-
-def _slot_lines(keys: Mapping[str, Any]) -> list[str]:
-    return ["[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
 
 
 def _tasks(slots: Proposals) -> Iterator[str]:
@@ -176,7 +171,7 @@ def _sequence_model(slots: Proposals, explode: str | None) -> Iterator[str]:
     entry = entry_of(session, names, texts) | {"pooling": "none"}
     yield f'# {share:.0%} of the samples have a "{key}" with earlier clicks, {median:.0f} in the median. A model'
     yield "# of sequences compares each with the item. Try it in place of the one above; headrace compare judges:"
-    yield from (f"# {line}" for line in _slot_lines({**entry, "name": f"{entry['name']}_sequence"}))
+    yield from (f"# {line}" for line in slot_lines({**entry, "name": f"{entry['name']}_sequence"}))
     yield f'# [model]\n# name = "din"\n# [model.settings]\n# target = {toml_value(of)}\n# hidden = [64, 32]'
     yield ""
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.service.planning.toml_text import slot_lines
+
 
 @dataclass(frozen=True, slots=True)
 class SuggestionTable:
@@ -55,8 +57,6 @@ def tables_of(message: Mapping[str, Any]) -> list[SuggestionTable]:
 
 def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
     """The lines below the tables of a `Suggestions.message`."""
-    from headrace.service.planning.sweep_settings import toml_value  # reads specs: the help of a command does not
-
     which = f"{'newest' if message['newest'] else 'first'} {message['events']:,} events"
     yield f"{message['samples']:,} samples of the {which}, {message['rejected']:,} rejected. AUC: that of a linear"
     yield f"model in the second half, predicted before it was learnt; {message['auc']:.4f} with the slots as they are."
@@ -70,4 +70,4 @@ def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
         share = sum(dropped.values()) / max(1, rows - added)
         yield f"Without {', '.join(dropped)}: {sum(dropped.values()):,} rows fewer, {share:.1%} of those of the slots."
     for each in message["features"]:
-        yield from ("", "[[slots]]", *(f"{key} = {toml_value(value)}" for key, value in each["slot"].items()))
+        yield from ("", *slot_lines(each["slot"]))

@@ -13,6 +13,7 @@ from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.secrets import secrets_of, without_secrets
+from headrace.service.planning.toml_text import toml_value
 from headrace.service.spec.left_out import WITHOUT
 
 MAX_SETTINGS = 64
@@ -127,20 +128,6 @@ def _overrides(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from _overrides(value, f"{path}.")
         else:
             yield f"{path}={value if isinstance(value, str) and parse_value(value) == value else toml_value(value)}"
-
-
-def toml_value(value: Any) -> str:
-    """A value in one line of TOML."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{toml_value(str(key))} = {toml_value(each)}" for key, each in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(toml_value, value)) + "]"
-        case bool():
-            return json.dumps(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
 
 
 def ablations(base: SweepSetting, schema: Schema) -> list[SweepSetting]:
