@@ -8,14 +8,17 @@ import json
 import socket
 import ssl
 
+import grpc
+
 from headrace import documents
 from headrace.address import parse_address
 from headrace.deadline import Deadline
-from headrace.errors import Refused, Unavailable
+from headrace.errors import HeadraceError, Refused, Unavailable
 from headrace.identity import certificates
 from headrace.identity.credentials import Credentials
 from headrace.identity.join_token import JoinToken
 from headrace.identity.peers import PeerName, PeerRole
+from headrace.rpc import channels
 from headrace.rpc.channels import TlsPeer
 
 PROTOCOL = "headrace-authority"
@@ -52,6 +55,13 @@ def find_head(address: str, token: JoinToken, deadline: Deadline) -> TlsPeer:
     if name.role is not PeerRole.HEAD:
         raise Refused(f"{address} is the address of {name}, and not of a launcher")
     return TlsPeer(Credentials(authority=pem), name)
+
+
+def error_of_call(error: grpc.RpcError, peer: str, tls: TlsPeer) -> HeadraceError:
+    """The error for a call on a head that was found so: Unavailable where its generation has changed since."""
+    if channels.is_distrust(error.details()):
+        return Unavailable(f"{peer} shows another certificate now, perhaps of a newer generation")
+    return channels.error_of_rpc(error, peer, tls)
 
 
 def _fetched(address: str, deadline: Deadline) -> bytes:

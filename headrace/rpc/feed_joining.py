@@ -17,7 +17,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Refused, Un
 from headrace.identity.join_token import JoinToken, StaleToken
 from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
-from headrace.rpc.authority_contact import find_head
+from headrace.rpc.authority_contact import error_of_call, find_head
 from headrace.rpc.joining import error_of_refusal, reason_of, refusal_of
 from headrace.rpc.refusals import Refusals
 from headrace.rpc.rpc_server import RpcServer
@@ -62,7 +62,7 @@ def serve_feed_address(server: RpcServer, answer: FeedAnswer, noted: Refusals) -
 def ask_feed_address(address: str, token: JoinToken, signing_request: str, deadline: Deadline) -> Mapping[str, Any]:
     """The answer of the launcher at `address`, which must have the authority that the token names.
 
-    Raises StaleToken, Refused, Unavailable, DeadlineExceeded.
+    Raises StaleToken, Refused, DeadlineExceeded, and Unavailable also where another generation begins meanwhile.
     """
     peer = f"the launcher at {address}"
     tls = find_head(address, token, deadline)
@@ -74,7 +74,7 @@ def ask_feed_address(address: str, token: JoinToken, signing_request: str, deadl
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise StaleToken() from error
-            raise channels.error_of_rpc(error, peer, tls) from error
+            raise error_of_call(error, peer, tls) from error
     if reply.HasField("refusal"):
         if reply.refusal.kind == pb.Refusal.LATER:
             raise Unavailable(f"{peer}: {reply.refusal.reason}")

@@ -21,7 +21,7 @@ from headrace.identity.join_token import JoinToken, StaleToken
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
-from headrace.rpc.authority_contact import find_head
+from headrace.rpc.authority_contact import error_of_call, find_head
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.refusals import RefusalReason
 
@@ -279,8 +279,8 @@ class JoinClient:
                 return StaleToken()
             self.secret = self._token.secret
             return LauncherReplaced(f"{self._peer} was started again")
-        if self._identity is None and self._tls is not None and channels.is_distrust(error.details()):
-            return Unavailable(f"{self._peer} shows another certificate now, perhaps of a newer generation")
+        if self._identity is None and self._tls is not None:
+            return error_of_call(error, self._peer, self._tls)
         return channels.error_of_rpc(error, self._peer, self._tls)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from headrace.identity import certificates
 from headrace.identity.authority import open_authority
 from headrace.identity.join_token import FILE, JoinToken, StaleToken, check_token, open_token, rotate_token
 from headrace.identity.peers import PeerName, PeerRole, PeerRule
+from headrace.rpc import feed_joining
+from headrace.rpc.authority_contact import find_head
 from headrace.rpc.feed_joining import MAX_CALLS, serve_feed_address
 from headrace.rpc.refusals import RefusalReason, Refusals
 from headrace.rpc.rpc_server import RpcServer
@@ -110,6 +113,17 @@ def test_trouble_that_passes_is_no_refusal(launcher, trouble):
     with launcher.listening() as address, pytest.raises(Unavailable, match=str(trouble)):
         asked(address, launcher.token_file)
     assert launcher.noted.counts() == {}
+
+
+def test_a_generation_that_begins_while_it_asks_is_trouble_that_passes(launcher, monkeypatch):
+    def found(*asked):
+        head = find_head(*asked)
+        return replace(head, name=replace(head.name, generation=head.name.generation + 1))
+
+    monkeypatch.setattr(feed_joining, "find_head", found)
+    with launcher.listening() as address:
+        with pytest.raises(Unavailable, match="shows another certificate now, perhaps of a newer generation"):
+            asked(address, launcher.token_file)
 
 
 def test_what_the_job_refuses_is_counted_and_told(launcher):
