@@ -1,5 +1,6 @@
 """A table that updates in place: sortable by each column, with pages. Only changed cells are sent to the browser."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class Grid:
         self._columns, self._sort, self._descending, self._page = columns, sort, descending, 0
         self._on_open = on_open
         self._rows: Sequence[Row] = ()
-        self._lines: list[_Line] = []
+        self._lines: dict[tuple[str, int], _Line] = {}
         self._empty = ui.label(empty).classes("hint")
         with (
             ui.element("div").classes("grid-box").props("tabindex=0") as self._box,
@@ -119,22 +120,30 @@ class Grid:
         self._fill(rows[begin : begin + PAGE_ROWS])
 
     def _fill(self, rows: Sequence[Row]) -> None:
-        while len(self._lines) > len(rows):
-            self._lines.pop().remove()
-        with self._body:
-            while len(self._lines) < len(rows):
-                self._lines.append(_Line(self._columns, self._on_open))
-        for line, (key, cells) in zip(self._lines, rows, strict=True):
-            line.show(key, cells)
+        """A row keeps its elements while it is shown, wherever it moves, so that no press of its button is lost."""
+        times, keys = Counter[str](), list[tuple[str, int]]()
+        for key, _ in rows:
+            keys.append((key, times[key]))
+            times[key] += 1
+        for gone in self._lines.keys() - set(keys):
+            self._lines.pop(gone).row.delete()
+        for place, (key, (name, cells)) in enumerate(zip(keys, rows, strict=True)):
+            if key not in self._lines:
+                with self._body:
+                    self._lines[key] = _Line(name, self._columns, self._on_open)
+            line = self._lines[key]
+            if self._body.default_slot.children[place] is not line.row:
+                line.row.move(target_index=place)
+            line.show(cells)
 
 
 class _Line:
     """A row on the page."""
 
-    def __init__(self, columns: Sequence[Column], on_open: Callable[[str], Any] | None) -> None:
+    def __init__(self, key: str, columns: Sequence[Column], on_open: Callable[[str], Any] | None) -> None:
         self._cells: list[GridCell | None] = [None] * len(columns)
-        self._key, self._on_open = "", on_open
-        with ui.element("tr") as self._row:
+        self._key, self._on_open = key, on_open
+        with ui.element("tr") as self.row:
             self._places = [
                 ui.element("td")
                 .classes(" ".join(filter(None, ("number" * each.number, "long" * each.long))))
@@ -142,8 +151,7 @@ class _Line:
                 for each in columns
             ]
 
-    def show(self, key: str, cells: Sequence[GridCell]) -> None:
-        self._key = key
+    def show(self, cells: Sequence[GridCell]) -> None:
         for number, (place, cell) in enumerate(zip(self._places, cells, strict=True)):
             if cell != self._cells[number]:
                 self._cells[number] = cell
@@ -154,9 +162,6 @@ class _Line:
                         button.on("click", lambda on_open=on_open: on_open(self._key), [])
                     else:
                         _shown(cell)
-
-    def remove(self) -> None:
-        self._row.delete()
 
 
 def _shown(cell: GridCell) -> None:

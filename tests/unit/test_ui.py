@@ -43,6 +43,7 @@ from headrace.service.ui.charts import (
     reliability_chart,
     spark_points,
 )
+from headrace.service.ui.grid import Column, Grid, GridCell
 from headrace.service.ui.job_learning import learning_lines, reliability_lines, twin_of
 from headrace.service.ui.recorder import Recorder, moment_of
 from headrace.service.ui.series import (
@@ -59,6 +60,7 @@ from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from headrace.service.ui.sign_in import place_of
 from headrace.trainer.job_status import Status, read
 from headrace.trainer.spec.changes import hot_keys
+from tests.fakes.shown_page import in_order, on_a_page, press
 
 BY_ID = {act.id: act for act in OFFERED}
 
@@ -489,6 +491,27 @@ def test_slices_slots_and_shards_are_rows_of_what_the_api_says():
     assert len(cells) == len(job_tables.COLUMNS) and cells[-1].text == "0.3125"
     parts = [{"folder": "shard-0", "rows": {"a": 1, "b": 2}}, {"folder": "shard-1", "rows": {"a": 4}}]
     assert job_tables.rows_by_shard({"parts": parts}) == (["shard-0", "shard-1"], [3, 4])
+
+
+def test_a_press_on_a_row_is_not_lost_while_rows_come_and_go():
+    """Pages hear no press on an element that was replaced while the press was on its way."""
+    pressed = []
+
+    async def redrawn():
+        shown = Grid((Column("Name"), Column("State")), "", on_open=pressed.append)
+
+        def buttons_of(*names, state):
+            shown.show([(name, (GridCell(name, opens=True), GridCell(state))) for name in names])
+            return [each for each in in_order() if each.tag == "button" and "opens" in each.classes]
+
+        first = buttons_of("b", "a", "a", state="new")
+        more = buttons_of("c", "b", "a", "a", state="old")
+        assert [each.text for each in more] == ["c", "b", "a", "a"] and more[1:] == first
+        assert buttons_of("a", "c", "b", state="old") == [more[2], more[0], more[1]]
+        press(first[0])
+
+    on_a_page(redrawn)
+    assert pressed == ["b"]
 
 
 def test_what_failed_is_red_on_the_timeline():
