@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -62,6 +62,8 @@ class SimulatedSource(SourceSection):
     """Items shown by an event; one sample each."""
     drift: float = Field(default=1.0, ge=0, le=1e6)
     """How fast tastes change; 0 = never."""
+
+    made_up_times: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _arrives(self) -> "SimulatedSource":

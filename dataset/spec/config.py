@@ -120,6 +120,8 @@ class SourceSection(Section):
     """Why its events have no time stamps of their own beside their bytes; empty where they have."""
     faster: ClassVar[str] = ""
     """A way to make reading faster, in words."""
+    made_up_times: ClassVar[bool] = False
+    """Whether the times of its events are made up, so that no freshness follows from them."""
 
     @property
     def ends(self) -> bool:

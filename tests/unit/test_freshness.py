@@ -4,6 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.simulated import SimulatedSource
 from headrace.trainer.status.freshness import (
     BOUNDS_S,
     MAX_GROUPS,
@@ -12,6 +14,7 @@ from headrace.trainer.status.freshness import (
     EventTimes,
     EventTimesCollector,
     Freshness,
+    is_replay,
 )
 
 
@@ -80,6 +83,13 @@ def test_the_age_of_events_of_a_replay_is_not_reported():
     assert dict(freshness.closed(101.0).buckets)["+Inf"] == 2 and freshness.age_s(100.5, 101.0) == 0.5
     assert freshness.of(1) is None and freshness.of(2) is not None, "replicas hear of event times all the same"
     assert Freshness().age_s(1.0, 101.0) == 100.0, "a stream without an end that is behind is told"
+
+
+def test_a_stream_that_ends_and_one_of_made_up_times_are_replays():
+    simulated = SimulatedSource(kind="simulated", rate=10.0)
+    following = FilesSource(kind="files", paths=["a"], follow=True)
+    assert is_replay([simulated], bounded=False) and is_replay([following], bounded=True)
+    assert not is_replay([simulated, following], bounded=False)
 
 
 def test_a_pass_without_event_times_has_no_delay():

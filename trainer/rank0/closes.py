@@ -171,15 +171,15 @@ class RankZeroCloses(CloseDuties):
         report: Callable[[], Mapping[str, Any]],
         *,
         world: int,
-        bounded: bool,
+        replay: bool,
     ) -> None:
-        """`report` gives the present metrics; `bounded`: whether the source has an end, see Freshness."""
+        """`report` gives the present metrics; `replay`: whether old events are no sign of delay, see Freshness."""
         self._schema, self._policy, self._progress, self._report = schema, policy, progress, report
         self._has_features = bool(schema.histories or schema.counters or job.join)
         self._shards, self._operator = rank0.shards, rank0.operator
         self._planner, self._replay_log = rank0.planner, rank0.replay_log
         self._max_day_jump, self._bad = job.passes.max_day_jump, BadFraction(job.pipe.max_bad_fraction)
-        self._freshness = Freshness(time.time() if bounded else -math.inf)
+        self._freshness = Freshness(time.time() if replay else -math.inf)
         self._slots = SlotCounters(schema)
         self._first_day: int | None = None
         self._seen_day = 0

@@ -7,13 +7,14 @@ Shapes: B samples, K times kept of a pass, G groups of samples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.dataset.spec.config import SourceSection
 from headrace.trainer.job_status import LearningDelay
 
 F64 = NDArray[np.float64]
@@ -120,15 +121,20 @@ class DelayHistogram:
         return LearningDelay(buckets=list(zip(bounds, upto, strict=True)), sum_s=self._sum_s)
 
 
+def is_replay(sources: Iterable[SourceSection], *, bounded: bool) -> bool:
+    """Whether old events are no sign of delay: the stream ends, or the times of all its events are made up."""
+    return bounded or all(each.made_up_times for each in sources)
+
+
 class Freshness:
     """Event times of the newest pass, and the delays with which all passes were learnt. Used on rank 0.
 
-    A bounded stream of old events is a replay: the age of its events means nothing and is not reported.
+    The age of events of a replay means nothing, and is not reported.
     """
 
     def __init__(self, live_from_s: float = -math.inf) -> None:
-        """`live_from_s`: a pass whose newest event is older belongs to a replay. For a bounded stream this is the start
-        of the run."""
+        """`live_from_s`: a pass whose newest event is older belongs to a replay. For a replay this is the start of the
+        run."""
         self._learnt, self._live_from_s, self._any = DelayHistogram(), live_from_s, False
         self._version, self._times, self._counts = 0, EventTimes.joined([]), False
 

@@ -64,6 +64,7 @@ from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.status.freshness import is_replay
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.time_spent import STALL_SHARE, WaitsFor
 from headrace.trainer.train.close import PassCloser
@@ -152,7 +153,7 @@ def open_trainer(
         rate = LearningRate(dense, job.dense, by_pass=not setup.policy.meets_in_steps)
         stepper = _stepper(setup, model, default_rows, kernels, dense)
         observer = _observer(setup, beginning, bounded=source.bounded)
-        closes = _closes(setup, rank0, observer, bounded=source.bounded)
+        closes = _closes(setup, rank0, observer, replay=is_replay(job.sources.values(), bounded=source.bounded))
         closer = PassCloser(setup, loader, dense, rate, observer, closes, dead_letters)
         holders = StateHolders(
             dense=dense,
@@ -571,11 +572,11 @@ def _maker(setup: Setup, dense: DenseStrategy) -> BatchMaker:
     return BatchMaker(*slots, setup.shards, prepares=prepares, slices=dense.slices, waits=True, micro_batch=micro_batch)
 
 
-def _closes(setup: Setup, rank0: RankZero | None, observer: Observer, *, bounded: bool) -> CloseDuties:
+def _closes(setup: Setup, rank0: RankZero | None, observer: Observer, *, replay: bool) -> CloseDuties:
     if rank0 is None:
         return CloseDuties()
     whole = setup.job, setup.schema, setup.policy, rank0, setup.progress, observer.report
-    return RankZeroCloses(*whole, world=setup.ranks.world, bounded=bounded)
+    return RankZeroCloses(*whole, world=setup.ranks.world, replay=replay)
 
 
 def _infer_first(setup: Setup, stepper: Stepper, observer: Observer, dense: DenseStrategy) -> InferFirst | None:
