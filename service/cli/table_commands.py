@@ -1,7 +1,7 @@
 """The commands that change or show a job's rows. They read arguments and print; the other modules do the work.
 
-A command that changes rows waits until the change acts, at the close of a pass. `tables`, `explain` and
-`shrink` also work for a job that does not run.
+A command that changes rows waits until the change acts, at the close of a pass. `tables`, `ranking`,
+`explain` and `shrink` also work for a job that does not run.
 """
 
 import inspect
@@ -165,6 +165,37 @@ def tables_(
         print_printable(f"the job does not run; this is the state of its newest commit, {commit}")
     for line in service_output.table_lines(found):
         print_printable(line)
+
+
+@app.command(rich_help_panel=Panel.LOOK)
+def ranking(
+    job: JobOrFile,
+    table: Annotated[str, typer.Argument(help="A table.")] = "default",
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Wait = 60.0,
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Print the rows of a table that have most shows, and how long ago its rows were seen.
+
+    If the job does not run, its newest commit is read.
+
+    Example: headrace ranking job.toml default
+    """
+    from headrace.service.tables import row
+
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            found = client.get(path_of("jobs", name, "tables", table, "ranking"))
+    else:
+        from headrace.validation import no_such
+
+        loaded = load_run(job, overrides)
+        if table not in loaded.spec.tables:
+            raise SpecError(no_such("table", table, loaded.spec.tables))
+        found = row.ranking(loaded, table, Deadline.after(timeout))
+    print_printable(json.dumps(found) if as_json else "\n".join(row.format_ranking(found)))
 
 
 @app.command(rich_help_panel=Panel.OPERATE)

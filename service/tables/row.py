@@ -79,6 +79,39 @@ def ranking(job: LoadedJob, table: str, deadline: Deadline) -> dict[str, Any]:
         return rows.ranking(table, deadline)
 
 
+GONE = "a slot that is gone"
+RANKED = ("slot", "sign", "shows", "clicks", "days unseen")
+
+
+def ranking_words(found: Mapping[str, Any]) -> str:
+    """Which rows were looked at."""
+    some = "" if found["scanned"] >= found["total"] else f"{found['scanned']:,} of "
+    commit = "" if found.get("commit") is None else f", in the commit {found['commit']}"
+    return f"{some}{found['total']:,} rows were looked at{commit}"
+
+
+def names_of_days(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each part of the rows by the days since they were seen, as in 7–13."""
+    begins = [each["from_days"] for each in parts]
+    return [
+        f"{begin}+" if after is None else str(begin) if after == begin + 1 else f"{begin}–{after - 1}"
+        for begin, after in zip(begins, [*begins[1:], None], strict=False)
+    ]
+
+
+def format_ranking(found: Mapping[str, Any]) -> Iterator[str]:
+    """A ranking as lines of text."""
+    yield ranking_words(found)
+    figures = ("show", "click", "unseen_days")
+    rows = [(each["slot"] or GONE, each["sign"], *(f"{each[key]:,.0f}" for key in figures)) for each in found["rows"]]
+    slot, *others = (max(map(len, column)) for column in zip(RANKED, *rows, strict=True))
+    for first, *more in (RANKED, *rows) if rows else ():
+        numbers = (text.rjust(width) for text, width in zip(more, others, strict=True))
+        yield "  ".join((first.ljust(slot), *numbers))
+    days = zip(names_of_days(found["unseen"]), found["unseen"], strict=True)
+    yield "rows by days unseen: " + ", ".join(f"{name}: {part['rows']:,}" for name, part in days)
+
+
 def format_explanation(known: Mapping[str, Any]) -> Iterator[str]:
     """An explanation as lines of text."""
     yield f"slot {known['slot']}, sign {known['sign']}: table {known['table']}, group {known['group']}"

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import httpx
 from nicegui import ui
 
+from headrace.service.tables.row import GONE, names_of_days, ranking_words
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import ApiCaller, RequestRefused, list_all
 from headrace.service.ui.charts import COLORS, Options, bars_chart
@@ -96,7 +97,7 @@ def ranked_rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each of the rows with most shows."""
     return [
         (f"{number} {each['slot']} {each['sign']}", (
-            GridCell(each["slot"] or "a slot that is gone"),
+            GridCell(each["slot"] or GONE),
             GridCell(each["sign"]),
             GridCell(format_count(each["show"]), each["show"]),
             GridCell(format_count(each["click"]), each["click"]),
@@ -108,19 +109,7 @@ def ranked_rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def unseen_bars(parts: Sequence[Mapping[str, Any]]) -> Options:
     """A chart of rows by the days since they were seen."""
-    begins = [each["from_days"] for each in parts]
-    names = [
-        f"{begin}+" if after is None else str(begin) if after == begin + 1 else f"{begin}–{after - 1}"
-        for begin, after in zip(begins, [*begins[1:], None], strict=False)
-    ]
-    return bars_chart(names, [each["rows"] for each in parts], COLORS[0])
-
-
-def ranking_words(found: Mapping[str, Any]) -> str:
-    """Which rows were looked at."""
-    some = "" if found["scanned"] >= found["total"] else f"{format_count(found['scanned'])} of "
-    commit = "" if found["commit"] is None else f", in the commit {found['commit']}"
-    return f"{some}{format_count(found['total'])} rows were looked at{commit}."
+    return bars_chart(names_of_days(parts), [each["rows"] for each in parts], COLORS[0])
 
 
 class Ranking:
@@ -135,8 +124,9 @@ class Ranking:
                     self._go = ui.button("Show", color=None, on_click=self._look).props("outline no-caps").mark("rank")
                 self._said = ui.label(NOT_RANKED).classes("hint output").props("role=status")
                 self._grid = Grid(RANKED_COLUMNS, "", sort=2, descending=True)
-            with panel("Days since rows were seen", "rows of the same table"):
+            with panel("Days since rows were seen", "rows of the same table") as self._days:
                 self._unseen = chart(bars_chart([], []), "Rows by days since they were seen")
+        self._days.set_visibility(False)
 
     def show(self, tables: Sequence[str]) -> None:
         """Offer these tables."""
@@ -155,8 +145,9 @@ class Ranking:
             return
         finally:
             self._go.enable()
-        self._said.set_text(ranking_words(found))
+        self._said.set_text(f"{ranking_words(found)}.")
         self._grid.show(ranked_rows(found["rows"]))
+        self._days.set_visibility(True)
         redraw(self._unseen, unseen_bars(found["unseen"]))
 
 

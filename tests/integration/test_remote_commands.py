@@ -76,6 +76,10 @@ def test_a_job_is_submitted_looked_at_acted_on_and_deleted(headrace, service):
     assert headrace("status", "news", role=Role.VIEWER).startswith("news: stopped")
     assert json.loads(headrace("status", "news", "--json"))["phase"] == "stopped"
     assert headrace("tables", "news").startswith("default: ")
+    with pytest.raises(Refused, match="no run is active in .*, and it has no commit"):
+        headrace("ranking", "news", "default")
+    with pytest.raises(NotFound, match="there is no table 'defult'; did you mean 'default'"):
+        headrace("ranking", "news", "defult")
     assert headrace("logs", "news") == ""
     assert headrace("doctor", "news", role=Role.VIEWER).startswith("no commit yet")
     assert headrace("freshness", "news", "--last", role=Role.VIEWER).startswith("not measured yet")

@@ -403,6 +403,22 @@ def test_what_is_known_of_a_key_in_words():
     assert any("it stays" in line for line in row.format_explanation({**ROW, "leaves_after_days": None}))
 
 
+def test_the_rows_with_most_shows_in_words():
+    first = {"slot": "user", "sign": "17", "show": 1234.0, "click": 2.0, "unseen_days": 3}
+    of_gone = {**first, "slot": None, "sign": "5", "show": 9.0}
+    unseen = [{"from_days": days, "rows": 1000 * (days + 1)} for days in (0, 1, 3, 90)]
+    found = {"rows": [first, of_gone], "unseen": unseen, "scanned": 5, "total": 9, "commit": "t1-2-g1"}
+    assert list(row.format_ranking(found)) == [
+        "5 of 9 rows were looked at, in the commit t1-2-g1",
+        "slot                 sign  shows  clicks  days unseen",
+        "user                   17  1,234       2            3",
+        "a slot that is gone     5      9       2            3",
+        "rows by days unseen: 0: 1,000, 1–2: 2,000, 3–89: 4,000, 90+: 91,000",
+    ]
+    of_a_run = {"rows": [], "unseen": unseen[:1], "scanned": 9, "total": 9}
+    assert list(row.format_ranking(of_a_run)) == ["9 rows were looked at", "rows by days unseen: 0+: 1,000"]
+
+
 def test_what_is_known_of_a_key_without_a_row_in_words():
     without = {name: ROW[name] for name in ("slot", "sign", "table", "group", "key", "bucket", "day")} | {"row": False}
     assert list(row.format_explanation({**without, "admission": [], "shard": 1}))[1:] == [

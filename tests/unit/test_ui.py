@@ -692,10 +692,6 @@ def test_the_rows_with_most_shows_and_the_days_since_rows_were_seen():
     parts = [{"from_days": days, "rows": days + 1} for days in (0, 1, 3, 90)]
     chart = job_rows.unseen_bars(parts)
     assert chart["xAxis"]["data"] == ["0", "1–2", "3–89", "90+"] and chart["series"][0]["data"] == [1, 2, 4, 91]
-    whole = {"scanned": 9, "total": 9, "commit": None}
-    assert job_rows.ranking_words(whole) == "9 rows were looked at."
-    part = {"scanned": 5, "total": 9, "commit": "t1-2-g1"}
-    assert job_rows.ranking_words(part) == "5 of 9 rows were looked at, in the commit t1-2-g1."
 
 
 def test_settings_say_where_they_are_from_and_changes_of_the_file_what_takes_them():
