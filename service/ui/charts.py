@@ -9,6 +9,8 @@ from headrace.service.ui.series import Point, thinned
 SOFT, FAINT = "#8a94a3", "rgba(138,148,163,0.22)"
 COLORS = ("#3f7ae0", "#e0832f", "#2c9c69", "#a35bd0", "#c9504a", "#2fa3b5", "#b39322", "#7c8796")
 DIGITS = 5
+NARROW, MAX_LEVEL = 420, 3
+"""Width of a chart on a telephone, in pixels; most names that are level below its bars: of more, many would lack."""
 TIME_LABELS = {
     "year": "{yyyy}",
     "month": "{MMM} {yyyy}",
@@ -59,6 +61,9 @@ def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLOR
     options["grid"]["bottom"] = 10  # else the lower part of letters such as "p" is cut off
     options["xAxis"] = _axis() | {"type": "category", "data": list(names)}
     options["yAxis"] = _axis() | {"type": "value"}
+    if len(names) > MAX_LEVEL:
+        narrow = {"xAxis": {"axisLabel": {"interval": 0, "rotate": 45}}}
+        options["media"] = [{"query": {"maxWidth": NARROW}, "option": narrow}]
     options["series"] = [
         {"type": "bar", "data": [_rounded(each) for each in values], "color": color, "barMaxWidth": 40}
     ]
@@ -103,7 +108,7 @@ def marks_chart(marks: Sequence[ChartMark], rows: Sequence[str]) -> Options:
     """A chart of events over time (UTC), with a row for each kind."""
     options = _frame([])
     options["tooltip"] = _tooltip("item") | {"formatter": "{b}"}
-    options["grid"]["left"] = 8
+    options["grid"]["right"] = 32  # half of the last time
     options["xAxis"] = _x_axis(True, "")
     options["yAxis"] = _axis() | {"type": "category", "data": list(rows), "inverse": True}
     options["series"] = [

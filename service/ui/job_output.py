@@ -158,7 +158,7 @@ class LettersPart:
             if not self._may:
                 ui.label("Dead letters contain the data of events, so only operators may read them.").classes("hint")
                 return
-            with ui.element("div").classes("line"):
+            with ui.element("div").classes("line") as self._choices:
                 self._reason = ui.select({ALL: "all reasons"}, label="Reason", value=ALL)
                 self._reason.props("dense outlined options-dense")
             self._events = Grid(EVENT_COLUMNS, "")
@@ -171,6 +171,7 @@ class LettersPart:
         self._reasons.show(reason_rows(rejected, job["events"] or 0))
         if not self._may:
             return
+        self._choices.set_visibility(bool(rejected))
         reasons = {ALL: "all reasons", **{each: each for each in sorted(rejected)}}
         chosen = str(self._reason.value or ALL)
         if reasons != self._reason.options:

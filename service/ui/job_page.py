@@ -64,7 +64,7 @@ class NowPart:
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._looks = visitor, 0
-        with ui.element("div").classes("line") as choices:
+        with ui.element("div").classes("line choices") as choices:
             span = TimeSpan()
         self._learning, self._stream = LearningPart(visitor, name, span, choices), StreamPart(name, recorder, span)
 
@@ -129,7 +129,9 @@ def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     _, life = first_task(job["metrics"]["life"])
     commit = job["commit"] or {}
     rejected = sum(job["rejected"].values())
-    writing = "writing the next" if commit.get("writing") else f"{format_duration(commit.get('age_s'))} ago"
+    committed = commit.get("version") or None  # version 0 is before the first commit
+    made = f"{format_duration(commit.get('age_s'))} ago" if committed else "none yet"
+    writing = f"writing the {'next' if committed else 'first'}" if commit.get("writing") else made
     return {
         "events_per_s": (format_rate(job["events_per_s"]), f"{format_rate(job['samples_per_s'])} samples/s", ""),
         "lag": (format_count(sum(lag.values()) if lag else None), f"{len(lag)} partitions" if lag else "", ""),
@@ -143,7 +145,7 @@ def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
             "",
         ),
         "committed": (
-            format_count(commit.get("version")),
+            format_count(committed),
             writing if commit else "",
             "bad" if commit.get("failing") else "",
         ),
@@ -206,7 +208,9 @@ class JobPage:
         PageTimer(self.refresh, self._trouble)
 
     def _below(self, recorder: Recorder) -> dict[str, TabContent]:
-        with ui.tabs(on_change=self._turned).props("dense align=left no-caps inline-label") as tabs:
+        with ui.tabs(on_change=self._turned).props(
+            "dense align=left no-caps inline-label outside-arrows mobile-arrows"
+        ) as tabs:
             for tab, title in TABS.items():
                 ui.tab(tab, title)
         self._tabs = tabs
@@ -223,7 +227,7 @@ class JobPage:
                 case "try":
                     return TrialPart(self._visitor, self._name)
                 case "workers":
-                    return WorkersPart(self._visitor, self._name)
+                    return WorkersPart(self._visitor, self._name, self._actions)
                 case "settings":
                     return SettingsPart(self._visitor, self._name)
                 case "guards":

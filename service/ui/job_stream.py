@@ -94,7 +94,7 @@ class StreamPart:
                 self._lag = chart(
                     lines_chart([], by_time=True), "Events not yet read over time, by partition", "chart low"
                 )
-        with panel("Freshness", "time from an event until the job trains on it"):
+        with panel("Freshness", "time from an event until the job trains on it") as self._age:
             self._unit = ui.label().classes("hint")
             self._freshness = chart(lines_chart([], by_time=True), "Freshness over time", "chart low")
         with panel("Where the time goes", "training time since the workers started, in seconds"):
@@ -115,6 +115,7 @@ class StreamPart:
         redraw(self._rate, lines_chart(span.of(rate_lines(moments)), by_time=True, from_zero=True))
         redraw(self._lag, lines_chart(span.of(lag_lines(moments)), by_time=True, from_zero=True))
         unit, lines = freshness_line(moments)
+        self._age.set_visibility(any(value is not None for line in lines for _, value in line.points))
         self._unit.set_text(f"in {unit}")
         redraw(self._freshness, lines_chart(span.of(lines), by_time=True))
 

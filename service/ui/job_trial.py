@@ -11,7 +11,7 @@ from nicegui import ui
 from headrace.printable import counted
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
 from headrace.service.ui.format import format_count, format_metric
-from headrace.service.ui.frame import panel
+from headrace.service.ui.frame import heading, panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 TRY = "tryEvents"
@@ -92,7 +92,10 @@ class TrialPart:
                 self._go = ui.button("Predict", on_click=self._ask).props("unelevated no-caps").mark("try")
             self._said = ui.label(NO_EVENT).classes("hint output").props("role=status")
             self._grid = Grid(SAMPLE_COLUMNS, "", on_open=self._open)
-        with panel("Features of the sample", "texts of the event stand for the ids that are their hashes") as self._box:
+        with ui.element("section").classes("panel") as self._box:
+            with ui.element("div").classes("title"):
+                self._which = heading("", 2)
+                ui.label("texts of the event stand for the ids that are their hashes").classes("hint")
             self._slots = Grid(SLOT_COLUMNS, "")
         self._box.set_visibility(False)
 
@@ -138,6 +141,7 @@ class TrialPart:
         return None
 
     def _open(self, number: str) -> None:
+        self._which.set_text(f"Features of sample {int(number) + 1}")
         self._slots.show(slot_rows(self._samples[int(number)]["slots"]))
 
     def _say(self, text: str, tone: str = "hint") -> None:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from headrace.service.ui.action_buttons import OVER
+from headrace.service.ui.action_buttons import OVER, Actions
 from headrace.service.ui.action_catalog import outcome_lines
 from headrace.service.ui.api_client import ApiCaller
 from headrace.service.ui.format import NONE, format_bytes, format_duration, format_time
@@ -28,6 +28,7 @@ COLUMNS = (
     Column("Note", long=True),
 )
 NO_WORKER = "There are no figures of workers yet. They come with the first pass that closes."
+TRACE = "recordTrace"
 NO_TRACE = "No trace was recorded lately."
 SENT, RECEIVED = ("sent_bytes", "shared_sent_bytes"), ("received_bytes", "shared_received_bytes")
 
@@ -79,21 +80,27 @@ def trace_words(operation: Mapping[str, Any] | None) -> str:
 class WorkersPart:
     """The part of a job's page about its workers."""
 
-    def __init__(self, visitor: ApiCaller, name: str) -> None:
-        self._visitor, self._name = visitor, name
+    def __init__(self, visitor: ApiCaller, name: str, actions: Actions) -> None:
+        self._visitor, self._name, self._actions = visitor, name, actions
+        self._trace = next((act for act in actions.permitted if act.id == TRACE), None)
         self._straggler = ui.label().classes("note warn")
         self._straggler.set_visibility(False)
         with panel(
             "Workers", "waits and traffic since the workers started; cores in recent passes, without pipe commands"
         ):
             self._grid = Grid(COLUMNS, NO_WORKER)
-        with panel("Trace", "the button Record a trace is in the menu Maintenance"), ui.element("div").classes("line"):
+        with panel("Trace", "what each thread does in the next steps"), ui.element("div").classes("line"):
+            if (trace := self._trace) is not None:
+                self._record = ui.button(trace.form.label, color=None, on_click=lambda: actions.open(trace))
+                self._record.props("outline no-caps")
             self._traced = ui.label(NO_TRACE).classes("hint")
             self._file = ui.link("Download it, and open it in ui.perfetto.dev", trace_link(name))
             self._file.set_visibility(False)
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show the present figures."""
+        if self._trace is not None:
+            self._record.set_enabled(self._actions.possible(self._trace))
         text = (job["straggler"] or {}).get("text", "")
         self._straggler.set_text(text)
         self._straggler.set_visibility(bool(text))
