@@ -33,11 +33,12 @@ class World:
         tensors = lambda: self.whole and {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
         times = {3: {"oldest_s": [11.0], "count": [2]}}
         telling = FeedContent("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
-        self.trouble = ""
+        self.trouble, self.while_traced = "", lambda: None
         self.rank0 = ModelFeed(telling, self.shards, trouble=lambda: self.trouble)
 
     def trace(self):
         self.traced += 1
+        self.while_traced()
         return b"graph"
 
     def listen(self):
@@ -103,6 +104,17 @@ def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(wo
     assert [part.kind for part in heard(second)] == [pb.FeedPart.BEGIN, pb.FeedPart.VERSION]
     assert [part.version for part in heard(first)] == [3]
     assert world.shards.published == [3, 3] and world.traced == 1
+
+
+def test_one_that_subscribes_while_the_model_is_traced_receives_it_with_the_next_version(world):
+    late = []
+    world.listen()
+    world.while_traced = lambda: late.append(world.listen())
+    world.rank0.tick(3)
+    assert heard(late[0]) == []
+    world.rank0.tick(3)
+    begin, version = heard(late[0])
+    assert begin.onnx == b"graph" and version.version == 3
 
 
 def test_a_subscriber_that_has_read_its_base_requests_the_version_again(world):

@@ -196,15 +196,16 @@ class ModelFeed:
             return
         with self._opening:
             self._again, new, self._new = False, self._new, ()
+            subscribers = self._subscribers.now()  # one that comes meanwhile gets the model with the next version
         self._shards.call(PublishVersion(version), Deadline.after(PUBLISH_S))
-        self._send_model(new)
+        self._send_model(subscribers, new)
         facts = {"event_time_s": self._content.event_time_s(), "event_times": self._content.event_times(version)}
         messages = [feed_messages.dense(version, copies_of(tensors), facts)]
-        for subscription in self._subscribers.now():
+        for subscription in subscribers:
             subscription.put(messages)
         self._published_version = version
 
-    def _send_model(self, new: tuple[Subscription, ...]) -> None:
+    def _send_model(self, subscribers: tuple[Subscription, ...], new: tuple[Subscription, ...]) -> None:
         """Send the model to new subscribers, and its description to all subscribers if it has changed.
 
         The description holds learnt default rows, so it changes with them; the graph does not change.
@@ -216,7 +217,7 @@ class ModelFeed:
         facts = {"job": content.job, "timeline": content.timeline, "generation": content.generation, "model": model}
         facts |= {"memories": list(content.memories)} if content.memories else {}
         facts |= {"catalogue": list(content.catalogue)} if content.catalogue and self._tls is None else {}
-        for subscription in self._subscribers.now():
+        for subscription in subscribers:
             if subscription in new:
                 subscription.put([feed_messages.introduction(facts, self._onnx)])
             elif is_changed:
