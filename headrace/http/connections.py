@@ -5,8 +5,9 @@ How many there are is headrace.http.listening's work; bodies are that of headrac
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import h11
 from starlette.types import Scope
@@ -38,6 +39,7 @@ SLOW = frozenset({b"expect", b"upgrade", b"transfer-encoding", b"content-encodin
 """Headers of requests that only the application answers."""
 KEEP_ALIVE = b"connection", b"keep-alive"
 """The exception: it says what is so anyway."""
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,18})\r\n", re.IGNORECASE)
 MAX_AT_ONCE = 16
 """Most requests of one read that are answered at once; those after them wait for other connections' requests."""
 
@@ -72,6 +74,8 @@ class _Timed(asyncio.Protocol):
     flow: FlowControl
     cycle: Any
     _timer: asyncio.TimerHandle | None = None
+    _answered_s = 0.0
+    """When the last request was answered that left the timers as they were (`loop.time`)."""
 
     def __init__(self, listener: Listener, *args: Any, **kwargs: Any) -> None:
         """`listener` has accepted the connection."""
@@ -97,7 +101,14 @@ class _Timed(asyncio.Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self._timer is None and self.transport.get_protocol() is self:
-            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+            self._timer = self.loop.call_later(HEAD_S, self._on_late)
+
+    def _on_late(self) -> None:
+        left_s = self._answered_s + HEAD_S - self.loop.time()
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._on_late)
+        else:
+            self.transport.close()
 
     def _waits(self) -> bool:
         """Whether the client is to act next: to send a request or the rest of it, or to take the answer. That of a page
@@ -142,11 +153,34 @@ class PagesConnection(_Timed, H11Protocol):
         self._expect()
 
 
+class _KnownHead(NamedTuple):
+    """The head of a request that was answered at once and was a read of its own, but for its Content-Length."""
+
+    before: bytes
+    """Its bytes before the digits of Content-Length."""
+    behind: bytes
+    """Those behind them, up to the body."""
+    answer: AnswerAtOnce
+    head_length: str | None
+    """`LENGTH_OF_HEAD`."""
+
+    def body_of(self, data: bytes) -> bytes | None:
+        """The body of a read, where that is one whole request with this head."""
+        begin = len(self.before)
+        end = data.find(b"\r", begin, begin + 19)
+        body = end + len(self.behind)
+        if end < 0 or not data.startswith(self.before) or not data.startswith(self.behind, end):
+            return None
+        digits = data[begin:end]
+        return data[body:] if digits.isdigit() and int(digits) == len(data) - body else None
+
+
 class InferenceConnection(_Timed, HttpToolsProtocol):
     """A connection whose requests are parsed in C; for a replica, where parsing costs as much as answering.
 
     A short request that arrives in one read is answered before the next one is read, without a task and messages of
-    ASGI, which cost more than the answer. The bytes of the answer are the same.
+    ASGI, which cost more than the answer. If its head has the bytes of the one before, it is not even parsed. The bytes
+    of the answer are the same.
     """
 
     _num_read = 0
@@ -160,6 +194,11 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
     _answer: AnswerAtOnce | None = None
     _num_answered = 0
     """Requests of the present read that were answered at once."""
+    _num_begun = 0
+    """Requests that began in the present read."""
+    _is_within = False
+    """Whether a request has begun whose end is not here yet."""
+    _known: _KnownHead | None = None
 
     def __init__(self, listener: Listener, *args: Any, at_once: AdmitAtOnce | None = None, **kwargs: Any) -> None:
         """`at_once`: None leaves all requests to the application."""
@@ -168,15 +207,24 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio with the bytes that came."""
-        self._num_read = len(data)
+        if self._known is not None and self._answered_again(self._known, data):
+            return
+        self._num_read, self._num_begun, self._num_answered = len(data), 0, 0
         super().data_received(data)
-        self._num_answered = 0
+        if self._num_answered == self._num_begun == 1 and not self._is_within:
+            self._known = self._head_of(data)
         if self._held is not None and not self.transport.is_closing():
             self._hand_over(self._held)  # the rest of its body may take long
             self._expect()
         self._num_since += len(data)
         if self._num_since > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(INVALID)
+
+    def on_message_begin(self) -> None:
+        """Called by httptools with the first byte of a request."""
+        self._num_begun += 1
+        self._is_within = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """An exception ends the connection with 400."""
@@ -198,6 +246,7 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by httptools at the end of a request."""
+        self._is_within = False
         if (held := self._held) is not None and not self._answered(b"".join(held)):
             self._hand_over(held)
             held = None
@@ -211,14 +260,24 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
         super().on_response_complete()
         self._expect()
 
-    def _may_be_answered_at_once(self) -> bool:
-        """Whether the application has admitted this head, and nothing is in progress that comes before it."""
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request was answered that left this timer as it was."""
+        left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _is_free(self) -> bool:
+        """Whether a request may be answered at once: nothing is in progress that comes before it."""
         if (self.cycle is not None and not self.cycle.response_complete) or self.flow.write_paused:
             return False
-        if self._num_answered >= MAX_AT_ONCE:
-            return False
         limit = self.limit_concurrency
-        if limit is not None and (len(self.connections) >= limit or len(self.tasks) >= limit):
+        return limit is None or (len(self.connections) < limit and len(self.tasks) < limit)
+
+    def _may_be_answered_at_once(self) -> bool:
+        """Whether the application has admitted this head, and the request's turn has come."""
+        if self._num_answered >= MAX_AT_ONCE or not self._is_free():
             return False
         if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return False
@@ -241,16 +300,42 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
         """Write the answer to a request whose head is admitted; False where the application is to answer."""
         assert self._answer is not None
         given = [value for name, value in self.headers if name == LENGTH_OF_HEAD]
-        if len(given) > 1 or (found := self._answer(body, given[0].decode("latin-1") if given else None)) is None:
+        if len(given) > 1 or not self._written(self._answer(body, given[0].decode("latin-1") if given else None)):
             return False
-        status, headers, content = found
+        self._num_answered += 1
+        self._stop()
+        self.on_response_complete()
+        return True
+
+    def _answered_again(self, known: _KnownHead, data: bytes) -> bool:
+        """Write the answer to a read that is one whole request with a known head; False for another read."""
+        if self._is_within or not self._is_free() or (body := known.body_of(data)) is None:
+            return False
+        if not self._written(known.answer(body, known.head_length)):
+            self._known = None
+            return False
+        self.server_state.total_requests += 1
+        self._answered_s = self.loop.time()
+        return True
+
+    def _head_of(self, data: bytes) -> _KnownHead | None:
+        """The head of a read that was one request, answered at once by `_answer`; None if it was a little more."""
+        assert self._answer is not None
+        end = data.index(b"\r\n\r\n") + 4
+        found = _LENGTH.search(data, 0, end)
+        if found is None or end + int(found[1]) != len(data):
+            return None
+        given = [value.decode("latin-1") for name, value in self.headers if name == LENGTH_OF_HEAD]
+        return _KnownHead(data[: found.start(1)], data[found.end(1) : end], self._answer, given[0] if given else None)
+
+    def _written(self, answer: HeldAnswer | None) -> bool:
+        if answer is None:
+            return False
+        status, headers, content = answer
         lines = [STATUS_LINE[status]]
         for name, value in (*self.server_state.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", content)))
-        self._num_answered += 1
-        self._stop()
-        self.on_response_complete()
         return True
 
     def _hand_over(self, held: list[bytes]) -> None:

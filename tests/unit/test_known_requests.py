@@ -1,6 +1,7 @@
 """Requests that are read and answered quickly: the same as the others, byte by byte."""
 
 import asyncio
+import http.client
 import json
 import re
 import socket
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.http import http_server
+from headrace.deadline import Deadline
+from headrace.http import connections, http_server
 from headrace.http.listening import listen
 from headrace.trainer.exports.onnx_model import DenseGraph
 from headrace.trainer.replica import http_api
@@ -208,6 +210,55 @@ def test_answers_at_once_have_the_bytes_of_the_application(tmp_path):
     assert found[True] == found[False]
     assert found[True]["two at once"].count(b"HTTP/1.1 200") == 2
     assert found[True]["twenty at once"].count(b"HTTP/1.1 200") == 20
+
+
+def in_turn(address, requests):
+    """The answers to requests of one connection, each sent when the one before is answered, without their dates."""
+    answers = []
+    with closing(http.client.HTTPConnection(*address, timeout=10)) as client:
+        client.connect()
+        for request in requests:
+            client.sock.sendall(request)
+            answer = http.client.HTTPResponse(client.sock)
+            answer.begin()
+            told = [each for each in answer.getheaders() if each[0] != "date"]
+            answers.append((answer.status, told, answer.read()))
+    return answers
+
+
+FLAT_ONE, SHORT = post({"inputs": FLAT}), post({"inputs": FLAT, "id": "a longer one"})
+TURNS = {
+    "the same": [GOOD, GOOD, GOOD],
+    "other lengths": [GOOD, FLAT_ONE, SHORT, GOOD],
+    "bad ones between": [GOOD, post(b"{"), GOOD, post({"inputs": FLAT[1:]}), GOOD, GOOD],
+    "another name": [GOOD, GOOD.replace(b"Host: 127.0.0.1", b"Host: evil.example"), GOOD],
+    "other heads": [GOOD, post(ONE, "X-Trace: 1"), post(ONE, "X-Trace: 2"), GOOD],
+    "a length with zeros": [GOOD, GOOD.replace(b"Content-Length: ", b"Content-Length: 00"), GOOD],
+    "an empty line before": [GOOD, b"\r\n" + GOOD, b"\r\n" + GOOD, GOOD],
+    "too long": [GOOD, post(b" " * 5000), GOOD],
+    "no length": [GOOD, GOOD, GOOD.replace(b"Content-Length: ", b"Content-Length: -")],
+    "another method": [GOOD, GOOD, b"GET" + GOOD[4:]],
+}
+
+
+def test_requests_with_a_known_head_have_the_answers_of_the_application(tmp_path):
+    found = {}
+    for at_once in (True, False):
+        served = Served(tmp_path / str(at_once), max_body=4096).serve(1, 2)
+        with answering(served, at_once=at_once) as address:
+            found[at_once] = {name: in_turn(address, requests) for name, requests in TURNS.items()}
+    assert found[True] == found[False]
+
+
+def test_a_connection_with_known_heads_is_open_while_it_is_used_and_then_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    served = Served(tmp_path).serve(1)
+    with answering(served) as address, socket.create_connection(address, 10) as client:
+        used = Deadline.after(0.5)
+        while not used.passed():
+            client.sendall(GOOD)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert client.recv(1 << 16) == b""
 
 
 def test_a_token_is_asked_for_with_every_head(tmp_path):
