@@ -387,6 +387,10 @@ def test_items_of_earlier_batches_are_candidates_of_the_softmax_as_in_its_plain_
             wanted = np.log(np.sum(np.exp(scores))) - scores[0] if label[b] else 0
             assert lost_B[b] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
         seen = [*zip(item, vectors, strict=True), *seen]
+    learner.model.forget({"user": [0], "item": [3, 5]})
+    kept, kept_M = [sign for sign, _ in seen[:10] if sign not in {3, 5}], learner.model.cache.items()[1]
+    assert kept_M.tolist() == kept and 0 < len(kept) < 10
+    assert not learner.model.cache.vectors_MV[~learner.model.cache.used_M].any(), "nor is its vector in a commit"
 
 
 def test_popularity_is_in_the_vectors_and_not_in_the_loss():

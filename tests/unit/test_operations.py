@@ -10,7 +10,7 @@ from headrace.config import load_toml, validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import NotYet, SpecError
-from headrace.keys import key_of_reference
+from headrace.keys import key_of_reference, sign_of
 from headrace.pserver.config import LAST_DAY
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
@@ -208,15 +208,18 @@ def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(wor
     also = [{"table": "default", "group": 3, "keys": [5, 1 << 63]}, {"table": "default", "group": 0, "keys": [2]}]
     world.operator.ask({"op": "forget", "id": "f", "slot": "user", "sign": 7, "also": also})
     assert world.logged()[0].body["also"] == also
-    world.close()
+    update = world.close()
     [(_, operations)] = world.shards.operated
     group = Schema.of(world.job.slots).by_name["user"].group
     rows = (group, key_of_reference(7, group)), (3, 5), (3, 1 << 63), (0, 2)
     assert operations == [ForgetRow(table="default", group=group, key=key) for group, key in rows]
+    slots = {slot.name: slot.group for slot in Schema.of(world.job.slots).sparse}
+    signs = {name: [sign_of(key, of) for of, key in rows if of == own] for name, own in slots.items()}
+    assert update.forgotten == {name: found for name, found in signs.items() if found} and signs["user"][0] == 7
     assert "also" not in world.operator.state()["acted"][0]
     world.restarted()
     world.number = 0
-    world.close()
+    assert world.close() == update, "a replay repeats it"
     assert world.shards.operated[-1] == (1, operations)
 
 

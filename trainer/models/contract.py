@@ -168,6 +168,9 @@ class Declared:
     """Outputs that only these two read, and which are not measured."""
     served: Sequence[str] = ()
     """Further outputs for exports, which are there without gradients."""
+    forget: Callable[[Mapping[str, Sequence[int]]], None] | None = None
+    """Called on every rank between passes with the signs, by sparse slot, that were forgotten: its buffers are not to
+    hold them any more."""
     parameters_in_calls: bool = False
     """Whether each parameter is used only while the module that holds it is called, so that a layer's parameters may
     arrive when the forward pass has begun (`dense.slice_floats`)."""

@@ -17,6 +17,9 @@ moves with every sample, and the towers need not learn it.
 Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items, M cached items.
 """
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -115,6 +118,12 @@ class ItemCache(nn.Module):
             kept = self.get_buffer(name)
             kept.copy_(torch.cat([new, kept])[: len(kept)])
 
+    def forget(self, sign_N: Tensor) -> None:
+        """Drop these items."""
+        gone_M = torch.isin(self.get_buffer("sign_M"), sign_N)
+        for name in ("vectors_MV", "sign_M", "used_M"):
+            self.get_buffer(name)[gone_M] = 0
+
 
 class TwoTower(nn.Module):
     """The product of a user's and an item's vector."""
@@ -135,6 +144,12 @@ class TwoTower(nn.Module):
         popularity, length = settings.popularity, settings.dim + bool(settings.popularity)
         self.popularity = ItemPopularity(settings.frequency_buckets, popularity) if popularity else None
         self.cache = ItemCache(settings.cached, length) if settings.cached else None
+
+    def forget(self, signs: Mapping[str, Sequence[int]]) -> None:
+        """Drop items from the cache."""
+        if self.cache is not None and (found := signs.get(self._item)):
+            device = self.cache.get_buffer("sign_M").device
+            self.cache.forget(torch.from_numpy(np.array(found, np.uint64).view(np.int64)).to(device))
 
     def slot_axes(self) -> SlotAxes:
         """Which axes of its weights have places for slots."""

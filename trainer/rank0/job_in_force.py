@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import SpecError
-from headrace.keys import key_of_reference
+from headrace.keys import key_of_reference, sign_of
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
@@ -105,6 +105,17 @@ class JobInForce:
                 wanted |= {key: number for key, number in each.keys.items() if key in wanted}
         wanted[SHARDS] = max(wanted[SHARDS], int(wanted[TRAINERS] > 1))
         return wanted != dict(self.workers)
+
+    def forgotten(self, operations: Iterable[ActingOperation]) -> dict[str, list[int]]:
+        """By sparse slot: the signs of the rows that the operations delete by name."""
+        found: dict[str, list[int]] = {}
+        for each in operations:
+            if isinstance(each, ForgetOperation):
+                keys = [(each.group, each.key), *((of["group"], key) for of in each.also or () for key in of["keys"])]
+                for slot in self.schema.sparse:
+                    signs = [sign_of(key, group) for group, key in keys if group == slot.group]
+                    found.setdefault(slot.name, []).extend(signs)
+        return {name: signs for name, signs in found.items() if signs}
 
     def act(self, operation: ActingOperation) -> list[TableOperation]:
         """Carry out an operation's part in this process; returns the part that tables carry out."""

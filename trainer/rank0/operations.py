@@ -8,7 +8,7 @@ left to pserver.protocol.table_operations and the tables.
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -145,6 +145,8 @@ class RankUpdate:
     """The new schedule of that rate, as JSON-able data; None: unchanged."""
     commit: bool = False
     """Whether the version is to be committed now."""
+    forgotten: dict[str, list[int]] = field(default_factory=dict)
+    """By sparse slot: the signs whose rows were deleted by name."""
 
 
 class OperationRunner:
@@ -301,7 +303,12 @@ class OperationRunner:
         if ordered:
             failpoint(Failpoint.OPERATED)
         dense_lr, now = self.job.now.dense.optimizer.lr, self.job.schedule
-        return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered), None if now == schedule else now)
+        return RankUpdate(
+            None if dense_lr == lr else dense_lr,
+            bool(ordered),
+            None if now == schedule else now,
+            forgotten=self.job.forgotten(ordered),
+        )
 
     def _await_sweeps(self, tables: Collection[str], stats: Mapping[str, TableStats]) -> None:
         deadline = Deadline.after(self._close_s)

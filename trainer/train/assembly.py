@@ -53,6 +53,7 @@ from headrace.trainer.features.pooling import pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.job_status import Status
 from headrace.trainer.journal.succession import watched
+from headrace.trainer.models.contract import Declared
 from headrace.trainer.models.module_checks import depends_on_mode
 from headrace.trainer.own_metrics import metrics_of
 from headrace.trainer.rank0.closes import CloseDuties, RankZeroCloses
@@ -154,7 +155,7 @@ def open_trainer(
         stepper = _stepper(setup, model, default_rows, kernels, dense)
         observer = _observer(setup, beginning, bounded=source.bounded)
         closes = _closes(setup, rank0, observer, replay=is_replay(job.sources.values(), bounded=source.bounded))
-        closer = PassCloser(setup, loader, dense, rate, observer, closes, dead_letters)
+        closer = PassCloser(setup, loader, dense, rate, observer, closes, dead_letters, Declared.of(model).forget)
         holders = StateHolders(
             dense=dense,
             observer=observer,

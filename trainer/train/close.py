@@ -4,7 +4,7 @@ Rank 0 decides (trainer.rank0.closes).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -42,10 +42,13 @@ class PassCloser:
         observer: Observer,
         duties: CloseDuties,
         dead_letters: DeadLetters,
+        forget: Callable[[Mapping[str, Sequence[int]]], None] | None = None,
     ) -> None:
+        """`forget`: that of the model, if it remembers signs."""
         self._ranks, self._shards, self._progress = setup.ranks, setup.shards, setup.progress
         self._loader, self._dense, self._rate, self._observer = loader, dense, rate, observer
         self._schema, self._dead_letters, self._duties = setup.schema, dead_letters, duties
+        self._forget = forget
         self._readers_links = dict if setup.readers is None else setup.readers.links
         self._shown = Status()
         """The status, with the figures of the last close."""
@@ -147,5 +150,7 @@ class PassCloser:
         mine = None if update is None else plain(dataclasses.replace(update, commit=commit))
         changes = typed(RankUpdate, self._ranks.broadcast(mine), "the message of rank 0")
         self._rate.set(changes.dense_lr, changes.schedule)
+        if changes.forgotten and self._forget is not None:
+            self._forget(changes.forgotten)
         self._duties.acted()
         return changes.commit
