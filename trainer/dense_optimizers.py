@@ -333,6 +333,7 @@ class DenseAdagrad(DecayingOptimizer):
     def learn(self, weights: "Tensor", gradient: "Tensor", state: "State", lr: float, segments: Segments) -> None:
         from torch.optim.adagrad import adagrad
 
+        state[STEP] = state[STEP].cpu()  # torch reads it on the host
         gradient = self.prepared(gradient, weights, lr, segments, decoupled=self.decoupled)
         adagrad(
             [weights],
@@ -380,7 +381,7 @@ class DenseLamb(DecayingOptimizer):
 
         if not state:
             state |= _moments(weights)
-        state[STEP] += 1
+        state[STEP] = state[STEP].cpu() + 1
         step = int(state[STEP])
         first = state["exp_avg"].lerp_(gradient, 1 - self.beta1)
         second = state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)

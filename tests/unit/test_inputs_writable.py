@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import torch
 
-from headrace.trainer.features.model_inputs import writable
+from headrace.trainer.device_copies import writable
 
 
 def test_only_read_only_values_are_copied():

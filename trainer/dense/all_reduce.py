@@ -17,6 +17,7 @@ from headrace.trainer.dense.gradient_sums import BucketSums, GradientSums
 from headrace.trainer.dense.powersgd import PowerSgdSums
 from headrace.trainer.dense.strategy import Around, DenseStrategy, Parameters
 from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.device_copies import DeviceCopies
 
 SUMS: Mapping[str, type[GradientSums]] = {"dgc": DgcSums, "powersgd": PowerSgdSums}
 """By `dense.compression`; others are sums in buckets."""
@@ -64,6 +65,10 @@ class AllReduceDense(DenseStrategy):
         """For the sums."""
         self._sums.wait()
         self._sums.result()
+
+    def look(self, copies: DeviceCopies) -> None:
+        if not self._sums.checks:
+            self._flat.look(copies)
 
     def finite(self) -> bool:
         """Collective with overlap."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headrace.config import MAX_FLOAT32
 from headrace.errors import BadInput, SpecError
 from headrace.trainer.dense_optimizers import DenseOptimizer, Place, Segments
+from headrace.trainer.device_copies import DeviceCopies, Later
 from headrace.trainer.models.calibration import NAME as CALIBRATION
 
 ALIGN_FLOATS = 16
@@ -40,6 +41,7 @@ class NamedTensors:
         Raises SpecError for a name that the module also has.
         """
         self._model, self._more, self._absent = model, dict(more or {}), absent
+        self._looked: Later | None = None
         if twice := sorted(self._more.keys() & model.state_dict().keys()):
             raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
         named = (*model.named_parameters(), *self._more.items())
@@ -87,7 +89,15 @@ class NamedTensors:
 
     def finite(self, world: float) -> bool:
         """Whether the gradient has finite numbers only, and so small ones that `world` times as much is finite."""
+        looked, self._looked = self._looked, None
+        if looked is not None:
+            return within_most(looked.array.tolist(), MAX_FLOAT32 / world)
         return not self.gradient.numel() or within(self.gradient, MAX_FLOAT32 / world)
+
+    def look(self, copies: DeviceCopies) -> None:
+        """The gradient is complete: `finite` reads of it with what else comes to the host."""
+        if self.gradient.numel():
+            self._looked = copies.later(torch.stack(torch.aminmax(self.gradient)))
 
 
 class FlatParameters(NamedTensors):
@@ -126,10 +136,10 @@ class FlatParameters(NamedTensors):
         return self._ends[id(parameter)]
 
     def clear(self) -> None:
-        if self.gradient.is_cuda:
-            self.gradient.zero_()
-        else:  # torch would wake a second thread for this, and wait
+        if self.gradient.device.type == "cpu":  # torch would wake a second thread for this, and wait
             self.gradient.numpy().fill(0)
+        else:
+            self.gradient.zero_()
 
 
 class FlatOptimizer:
@@ -165,7 +175,13 @@ def clip(gradient: Tensor, norm: Tensor, most: float) -> None:
 def within(values: Tensor, most: float) -> bool:
     """Whether all values, at least one, are finite numbers and at most `most` in size."""
     low, high = torch.aminmax(values)  # NaN if there is one
-    return -most <= float(low) and float(high) <= most
+    return within_most((float(low), float(high)), most)
+
+
+def within_most(extremes: Sequence[float], most: float) -> bool:
+    """Whether the lowest and highest value are; NaN is not."""
+    low, high = extremes
+    return -most <= low and high <= most
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from headrace.trainer.dense.batch_norms import Buffers
 from headrace.trainer.dense.flat_parameters import FlatOptimizer, NamedTensors, digest_of
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import check_no_decay
+from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.models.contract import Declared
 
 PREFIX = "optimizer."
@@ -132,6 +133,10 @@ class DenseStrategy:
 
     def wait(self) -> None:
         """Wait for the end of what `after_backward` began."""
+
+    def look(self, copies: DeviceCopies) -> None:
+        """After backward, on a rank with a batch: `finite` may read of the gradient with what else comes to the host.
+        Not collective."""
 
     def finite(self) -> bool:
         """Whether every gradient on this rank is a finite number, and so will be their sum over ranks."""

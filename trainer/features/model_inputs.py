@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.trainer.config import TaskSection
+from headrace.trainer.device_copies import sent, writable
 from headrace.trainer.features.deduplication import TableLookup
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import Inputs, SequenceInput, Targets
@@ -46,7 +47,7 @@ def inputs_of(
         columns = [torch.stack(first, 1)] if first else []
     first_order_BF = columns[0] if columns else torch.zeros((num_samples, 0), device=device)
     dense = [torch.from_numpy(writable(samples.dense[slot.name])) for slot in schema.dense]
-    dense_BC = torch.cat(dense, 1).to(device) if dense else torch.zeros((num_samples, 0), device=device)
+    dense_BC = sent(torch.cat(dense, 1).numpy(), device) if dense else torch.zeros((num_samples, 0), device=device)
     return Inputs(vectors, vectors_BFD, first_order_BF, sequences, dense_BC)
 
 
@@ -54,7 +55,7 @@ def targets_of(batch: TrainingBatch, tasks: Sequence[TaskSection], device: torch
     """Labels, weights, signs and classes of a batch, for the losses of a model's own."""
 
     def moved(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(values_B).to(device) for name, values_B in values.items()}
+        return {name: sent(values_B, device) for name, values_B in values.items()}
 
     signs = FirstSigns(batch.samples.sparse, device)
     classes = {each.name: batch.samples.meta[each.label].astype(np.int64) for each in tasks if each.loss == "softmax"}
@@ -87,7 +88,7 @@ class FirstSigns(Mapping[str, Tensor]):
         self._columns, self._device = columns, device
 
     def __getitem__(self, name: str) -> Tensor:
-        return torch.from_numpy(self._columns[name].first_B().view(np.int64)).to(self._device)
+        return sent(self._columns[name].first_B().view(np.int64), self._device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -124,11 +125,6 @@ def _pooled(look: TableLookup, leaf: Tensor, num_samples: int) -> Tensor:
     return cells.view(num_samples, num_pooled, look.table.width)
 
 
-def writable(values: NDArray[Any]) -> NDArray[Any]:
-    """`values`, or a copy if they are read-only, as in a batch from Arrow; torch warns about read-only arrays."""
-    return values if values.flags.writeable else values.copy()
-
-
 def _stack(vectors: Sequence[Tensor], num_samples: int, device: torch.device) -> Tensor:
     return torch.stack(list(vectors), 1) if vectors else torch.zeros((num_samples, 0, 0), device=device)
 
@@ -141,9 +137,10 @@ def _sequences(look: TableLookup, leaf: Tensor, device: torch.device) -> dict[st
     for slot in look.table.sequences:
         length_B = look.lengths[slot.name]
         max_len, count = slot.sparse.max_len or 1, int(length_B.sum())
-        mask_BL = torch.from_numpy(np.arange(max_len)[None, :] < length_B[:, None]).to(device)
+        is_there_BL = np.arange(max_len)[None, :] < length_B[:, None]
+        mask_BL = sent(is_there_BL, device)
         padded = torch.zeros((look.num_samples * max_len, look.table.width), device=device)
-        place = torch.nonzero(mask_BL.flatten(), as_tuple=True)[0]
+        place = sent(np.flatnonzero(is_there_BL), device)
         padded_BLD = padded.index_copy(0, place, leaf[begin : begin + count]).view(look.num_samples, max_len, -1)
         begin += count
         first_order_BL = padded_BLD[:, :, 0] if skip else padded_BLD.new_zeros((look.num_samples, max_len))

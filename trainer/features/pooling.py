@@ -6,7 +6,7 @@ device (`train.rows`), torch operations do it in the order of the kernels, and g
 Shapes: as in trainer.features.lookup_kernels.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,14 +19,18 @@ from torch import Tensor
 from headrace.dataset.samples.batch import F32
 from headrace.pserver.protocol.shards import Floats, Gradients
 from headrace.pserver.rows.placed_rows import PlacedGradients
+from headrace.trainer.device_copies import DeviceCopies, Later, sent
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import TableLookup
 from headrace.trainer.features.default_rows import DefaultRows, Readers
-from headrace.trainer.features.model_inputs import writable
 from headrace.trainer.features.training_batches import TrainingBatch
 
 NO_CELLS, NO_SCALES = np.empty(0, np.int32), np.empty(0, np.float32)
 """Of a lookup whose occurrence n has cell n."""
+
+
+Finite = bool | Later
+"""Whether sums are finite: where they are on a device, the host hears of it later."""
 
 
 class Pooling(Protocol):
@@ -36,7 +40,7 @@ class Pooling(Protocol):
         """(C, D) cells of the first D floats of rows: a leaf tensor whose gradient autograd fills."""
         ...
 
-    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Floats, bool]:
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Floats, Finite]:
         """(U, D) gradients summed by key, and whether all are finite."""
         ...
 
@@ -44,7 +48,7 @@ class Pooling(Protocol):
         """(U, D) sums of gradients before the first micro-batch."""
         ...
 
-    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> Finite:
         """Add those of a micro-batch to (U, D) sums, in the order of occurrences. Returns whether all are finite."""
         ...
 
@@ -121,14 +125,12 @@ class TorchPooling(_HostSums):
 
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
-        rows = torch.from_numpy(_array(rows_UD)[:, : look.table.width]).to(self._device)
-        inverse = torch.from_numpy(look.inverse_N).to(self._device)
-        expanded = rows.index_select(0, inverse)
+        rows = sent(_array(rows_UD)[:, : look.table.width], self._device)
+        expanded = rows.index_select(0, sent(look.inverse_N, self._device))
         if look.cell_N is not None and look.scale_N is not None:
-            scale = torch.from_numpy(look.scale_N).to(self._device)
-            cell = torch.from_numpy(look.cell_N).to(self._device)
             cells = torch.zeros((look.num_cells, look.table.width), device=self._device)
-            expanded = cells.index_add_(0, cell, expanded * scale[:, None])
+            scaled = expanded * sent(look.scale_N, self._device)[:, None]
+            expanded = cells.index_add_(0, sent(look.cell_N, self._device), scaled)
         return expanded.requires_grad_()
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
@@ -136,11 +138,11 @@ class TorchPooling(_HostSums):
         if leaf.grad is not None:
             by_occurrence = leaf.grad
             if look.cell_N is not None and look.scale_N is not None:
-                cell = torch.from_numpy(look.cell_N).to(self._device)
-                by_occurrence = leaf.grad.index_select(0, cell)
-                by_occurrence = by_occurrence * torch.from_numpy(look.scale_N).to(self._device)[:, None]
-            grads.index_add_(0, torch.from_numpy(look.inverse_N).to(self._device), by_occurrence)
-        return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
+                by_occurrence = leaf.grad.index_select(0, sent(look.cell_N, self._device))
+                by_occurrence = by_occurrence * sent(look.scale_N, self._device)[:, None]
+            grads.index_add_(0, sent(look.inverse_N, self._device), by_occurrence)
+        grads_UD = grads.cpu().numpy()
+        return grads_UD, bool(np.isfinite(grads_UD).all())
 
     def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
         """Each micro-batch is summed on the device first."""
@@ -156,8 +158,8 @@ class DevicePooling:
     Rows of a batch that is only predicted come from the shard, and travel. Gradients stay on the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, copies: DeviceCopies) -> None:
+        self._device, self._there, self._copies = copies.device, copies.there, copies
 
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         rows = rows_UD if isinstance(rows_UD, Tensor) else self._there(_array(rows_UD))
@@ -168,23 +170,23 @@ class DevicePooling:
         scaled = expanded * self._there(look.scale_N)[:, None]
         return cells.index_add_(0, self._there(look.cell_N), scaled).requires_grad_()
 
-    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Tensor, bool]:
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[Tensor, Finite]:
         if leaf.grad is None or not len(look.inverse_N):
             return self.zeros(look), True
         by_key = self._of_occurrences(look, leaf.grad).index_select(0, self._there(look.order_N))
-        begins, first = self._there(look.start_U1.astype(np.int64)), -0.0 if look.cell_N is None else 0.0
+        begins, first = self._there(look.start_U1).long(), -0.0 if look.cell_N is None else 0.0
         # -0 and a number are that number, with its sign
         sums = torch.segment_reduce(by_key, "sum", offsets=begins, initial=first, unsafe=True)
-        return sums, _finite(sums)
+        return sums, self._finite(sums)
 
     def zeros(self, look: TableLookup) -> Tensor:
         return torch.zeros((len(look.keys.keys_U), look.table.width), device=self._device)
 
-    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> bool:
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: Floats) -> Finite:
         assert isinstance(sums_UD, Tensor), "its own"
         if leaf.grad is not None:
             sums_UD.index_add_(0, self._there(look.inverse_N), self._of_occurrences(look, leaf.grad))
-        return _finite(sums_UD)
+        return self._finite(sums_UD)
 
     def _of_occurrences(self, look: TableLookup, grad_CD: Tensor) -> Tensor:
         """(N, D) the gradient of each occurrence."""
@@ -192,12 +194,15 @@ class DevicePooling:
             return grad_CD
         return grad_CD.index_select(0, self._there(look.cell_N)) * self._there(look.scale_N)[:, None]
 
-    def _there(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(writable(array)).to(self._device)
+    def _finite(self, sums: Tensor) -> Later:
+        return self._copies.later(torch.isfinite(sums).all())
 
 
-def _finite(sums: Tensor) -> bool:
-    return bool(torch.isfinite(sums).all())
+def arrays_of(lookups: Iterable[TableLookup]) -> Iterator[NDArray[Any]]:
+    """The arrays of lookups that the device needs."""
+    for look in lookups:
+        more = () if look.cell_N is None or look.scale_N is None else (look.cell_N, look.scale_N)
+        yield from (look.inverse_N, look.order_N, look.start_U1, *more)
 
 
 def _array(floats: Floats) -> F32:
@@ -205,10 +210,10 @@ def _array(floats: Floats) -> F32:
     return floats
 
 
-def pooling_for(device: torch.device, num_threads: int, *, rows_on_device: bool = False) -> Pooling:
-    """The pooling for a device."""
-    if rows_on_device:
-        return DevicePooling(device)
+def pooling_for(device: torch.device, num_threads: int, rows_there: DeviceCopies | None = None) -> Pooling:
+    """The pooling for a device. `rows_there`: rows are on the device, with whose copies it works."""
+    if rows_there is not None:
+        return DevicePooling(rows_there)
     return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(device)
 
 
@@ -218,7 +223,7 @@ class RowSums:
 
     grads_UD: dict[str, Floats]
     """By table."""
-    finite: bool = True
+    flags: list[Finite] = field(default_factory=list)
     """Whether these and all losses are finite."""
     readers: Readers = field(default_factory=dict)
     """Keys that read a default row, by table with a learnt default row."""
@@ -227,6 +232,11 @@ class RowSums:
     def of(cls, batch: TrainingBatch) -> "RowSums":
         """No gradients of a batch yet."""
         return cls({})
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are finite. On a device the host waits for it."""
+        return all(bool(each.array) if isinstance(each, Later) else each for each in self.flags)
 
     def add(self, batch: TrainingBatch, leaves: Mapping[str, Tensor], pooling: Pooling) -> None:
         """Add those of a micro-batch; `leaves`: its cells by table, after the backward pass."""
@@ -238,7 +248,7 @@ class RowSums:
                 finite = pooling.add_gradients(look, leaves[name], self.grads_UD[name])
             else:
                 self.grads_UD[name], finite = pooling.gradients(look, leaves[name])
-            self.finite = self.finite and finite
+            self.flags.append(finite)
 
     def gradients(self, batch: TrainingBatch, default_rows: DefaultRows, loss_scale: float) -> dict[str, Gradients]:
         """The push of the whole batch, without the loss scale. Default rows get their gradients, with it."""

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from headrace.errors import SpecError
 from headrace.kernel_cache import njit
+from headrace.trainer.device_copies import DeviceCopies, Later, sent
 
 NAME = "calibration"
 """The attribute of a model, and the prefix of the names of its buffers."""
@@ -60,6 +61,7 @@ class Calibration(nn.Module):
         super().__init__()
         self.tasks: Final = tuple(tasks)
         self._sums_TK = np.zeros((len(tasks), SUMS))
+        self._known: Later | None = None
         self.register_buffer("scale_T", torch.ones(len(tasks)))
         self.register_buffer("offset_T", torch.zeros(len(tasks)))
         self.register_buffer("information_TI", torch.zeros(len(tasks), KNOWN))
@@ -89,14 +91,29 @@ class Calibration(nn.Module):
         self._sums_TK.fill(0)
         return sums
 
+    def look(self, copies: DeviceCopies) -> None:
+        """A step begins: its `learn` reads the buffers with what else comes to the host."""
+        if self.tasks:
+            self._known = copies.later(self._flat())
+
+    @property
+    def _buffers_here(self) -> tuple[Tensor, ...]:
+        return self.scale_T, self.offset_T, self.information_TI, self.motion_TM
+
+    def _flat(self) -> Tensor:
+        return torch.cat([each.flatten() for each in self._buffers_here])
+
     @torch.no_grad()
     def learn(self, sums: Sequence[float]) -> None:
         """Follow the samples of a step, by `take_sums` over all ranks. Sums that are not finite are left out."""
         if not self.tasks:
             return
         sums_TK = np.array(sums).reshape(-1, SUMS)
-        buffers = self.scale_T, self.offset_T, self.information_TI, self.motion_TM
-        scales, offsets, known, motions = (each.tolist() for each in buffers)
+        looked, self._known = self._known, None
+        flat = self._flat().cpu().numpy() if looked is None else looked.array
+        ends = np.cumsum([each.numel() for each in self._buffers_here])
+        parts = zip(np.split(flat, ends[:-1]), self._buffers_here, strict=True)
+        scales, offsets, known, motions = (part.reshape(each.shape).tolist() for part, each in parts)
         for place, sums_K in enumerate(sums_TK.tolist()):
             if all(math.isfinite(each) for each in sums_K) and sums_K[4] > 0:
                 before = scales[place], offsets[place]
@@ -107,8 +124,10 @@ class Calibration(nn.Module):
                 scales[place], offset, known[place] = newton_step(before, known[place], sums_K[:6])
                 moved, motions[place] = motion(motions[place], sums_K[6:])
                 offsets[place] = min(max(offset - scales[place] * moved, OFFSETS[0]), OFFSETS[1])
-        for buffer, values in zip(buffers, (scales, offsets, known, motions), strict=True):
-            buffer.copy_(torch.tensor(values))
+        after = np.concatenate([np.ravel(each) for each in (scales, offsets, known, motions)]).astype(np.float32)
+        there = sent(after, self.scale_T.device).tensor_split(ends[:-1].tolist())
+        for buffer, part in zip(self._buffers_here, there, strict=True):
+            buffer.copy_(part.view_as(buffer))
 
 
 def motion(before: Sequence[float], sums: Sequence[float]) -> tuple[float, list[float]]:

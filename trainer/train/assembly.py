@@ -45,6 +45,7 @@ from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, W
 from headrace.trainer.dense.batch_norms import batch_norms
 from headrace.trainer.dense.pipeline import PipelineDense
 from headrace.trainer.dense.strategy import Around, DenseStrategy, dense_strategy
+from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.exports.pointers import newest_timeline
 from headrace.trainer.features.deduplication import tables_of
@@ -275,7 +276,8 @@ def _stepper(
     setup: Setup, model: nn.Module, default_rows: DefaultRows, kernels: KernelSchedule, dense: DenseStrategy
 ) -> Stepper:
     job, ranks, device = setup.job, setup.ranks, setup.device
-    pooling = pooling_for(device, torch.get_num_threads(), rows_on_device=job.train.rows == "device")
+    copies = DeviceCopies(device)
+    pooling = pooling_for(device, torch.get_num_threads(), copies if job.train.rows == "device" else None)
     apart = _measures_apart(job, model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     settings = StepSettings(
@@ -287,7 +289,8 @@ def _stepper(
         at_once=None if isinstance(dense, PipelineDense) else label_learnt_at_once(job.join),
     )
     if not isinstance(dense, PipelineDense):
-        return Stepper(model, settings, pooling, device, default_rows=default_rows, kernels=kernels, norms=norms)
+        parts = model, settings, pooling, device
+        return Stepper(*parts, default_rows=default_rows, kernels=kernels, norms=norms, copies=copies)
     if apart:
         raise SpecError('"inference" does not work with dense.strategy = "pipeline"', "metrics.progressive")
     stages = PipelineStepper(model, settings, pooling, device, default_rows=default_rows, kernels=kernels, norms=norms)

@@ -38,6 +38,7 @@ from headrace.pserver.rows.gradient_merge import frozen_gradients, merge
 from headrace.pserver.rows.placed_rows import GradientScale, PlacedGradients, PlacedMaker, PlacedSlab
 from headrace.pserver.rows.row_settings import FirstSteps, RowSettings
 from headrace.pserver.server.step_floats import ComingFloats
+from headrace.trainer.device_copies import DeviceCopies, sent
 from headrace.trainer.train.row_learning import LEARNERS, Numbers, by_show, clipped, root
 
 I32 = NDArray[np.int32]
@@ -69,35 +70,6 @@ class RowMemory:
         return wanted
 
 
-class Transfers:
-    """Copies arrays to a device; on a GPU from pinned memory, on a stream of their own. Not yet run on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def send(self, array: NDArray[Any]) -> Callable[[], Tensor]:
-        """Begin to copy an array, which stays unchanged; the result waits for the tensor, on the stream of steps."""
-        if self._stream is None:
-            tensor = torch.from_numpy(array)
-            return lambda: tensor
-        with torch.cuda.stream(self._stream):
-            sent = torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
-            done = self._stream.record_event()
-        return partial(_arrived, sent, done)
-
-    def now(self, array: NDArray[Any]) -> Tensor:
-        """The array on the device."""
-        return torch.from_numpy(array).to(self.device)
-
-
-def _arrived(sent: Tensor, done: torch.cuda.Event) -> Tensor:
-    stream = torch.cuda.current_stream(sent.device)
-    stream.wait_event(done)
-    sent.record_stream(stream)
-    return sent
-
-
 class _Sent(NamedTuple):
     """Rows of a batch on their way to the device."""
 
@@ -123,7 +95,7 @@ class DeviceSlab(PlacedSlab):
         memory: RowMemory,
     ) -> None:
         super().__init__(room, settings, table_seed)
-        self._transfers, self._memory, self._device = Transfers(device), memory, device
+        self._copies, self._memory, self._device = DeviceCopies(device), memory, device
         self._lock = threading.Lock()
         self._place_R = np.full(room, NONE, np.int32)
         self._apart_R = np.zeros(room, np.bool_)
@@ -147,7 +119,7 @@ class DeviceSlab(PlacedSlab):
         self._numbers_C2R = self._numbers()
 
     def _numbers(self) -> Tensor:
-        return self._transfers.now(np.stack([each.settings for each in self._settings.optimizers]))
+        return self._there(np.stack([each.settings for each in self._settings.optimizers]))
 
     @override
     def grow(self, used: int, room: int) -> None:
@@ -208,7 +180,7 @@ class DeviceSlab(PlacedSlab):
             at_M = np.flatnonzero(waits_U & (rows_U != kernels.EMPTY))
             now = self._num_writes, self._num_closes
         if len(at_M):
-            sent = _Sent(at_M, self._transfers.send(self._of_slab(rows_U[at_M])), *now)
+            sent = _Sent(at_M, self._copies.send(self._of_slab(rows_U[at_M])), *now)
             with self._lock:
                 self._sent[rows_U.tobytes()] = sent
 
@@ -229,13 +201,13 @@ class DeviceSlab(PlacedSlab):
         apart_M = np.flatnonzero(known_U & (place_U == NONE))
         if len(apart_M):
             self._num_apart += len(apart_M)
-            floats_MW = self._transfers.now(self._of_slab(rows_U[apart_M]))
+            floats_MW = self._there(self._of_slab(rows_U[apart_M]))
             whole_UW.index_copy_(0, self._index(apart_M), floats_MW)
         num_weights, absent_M = self._settings.num_weights, np.flatnonzero(~known_U)
         read_UD = whole_UW[:, :num_weights]
         if len(absent_M):
             read_UD = read_UD.clone()
-            bits = torch.from_numpy(np.full((len(absent_M), num_weights), self._settings.absent)).to(self._device)
+            bits = self._there(np.full((len(absent_M), num_weights), self._settings.absent))
             read_UD.index_copy_(0, self._index(absent_M), bits)
         if steps is None:
             return read_UD.contiguous()
@@ -250,8 +222,8 @@ class DeviceSlab(PlacedSlab):
         learns_U = known_U & (rate_U2[:, 0] > 0)
         if len(steps.rests_G):
             learns_U &= ~steps.rests_G[group_U]
-        rate, epsilon = self._transfers.now(rate_U2).unbind(1)
-        learns, one = self._transfers.now(learns_U), torch.ones((), device=self._device)
+        rate, epsilon = self._there(rate_U2).unbind(1)
+        learns, one = self._there(learns_U), torch.ones((), device=self._device)
         length = (root(whole_UW[:, self._settings.num_weights]) + epsilon) / rate
         never = torch.full((), torch.inf, device=self._device)
         columns = torch.where(learns, length * length, never), torch.where(learns, one / (rate * rate), 0 * one)
@@ -281,7 +253,7 @@ class DeviceSlab(PlacedSlab):
             place_M = np.minimum(np.searchsorted(sent.at_M, missing_M), len(sent.at_M) - 1)
             if np.array_equal(sent.at_M[place_M], missing_M):
                 return sent.floats().index_select(0, self._index(place_M))
-        return self._transfers.now(self._of_slab(rows_M))
+        return self._there(self._of_slab(rows_M))
 
     @property
     def _is_full(self) -> bool:
@@ -320,7 +292,10 @@ class DeviceSlab(PlacedSlab):
         return np.concatenate([again_M, np.arange(begin, self._next_place, dtype=np.int32)])
 
     def _index(self, numbers: NDArray[Any]) -> Tensor:
-        return self._transfers.now(numbers.astype(np.int64))
+        return self._there(numbers.astype(np.int64))
+
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        return sent(array, self._device)
 
     @override
     def to_host(self, floats_UD: Floats) -> F32:
@@ -384,7 +359,7 @@ class DeviceSlab(PlacedSlab):
         """(U, D) the gradients as the optimizer takes them: the twin of ShardTable._scaled."""
         grads_UD = self._tensor_of(push)
         if scale.kind == "show":
-            grads_UD = by_show(grads_UD, self._transfers.now(np.array(push.show_U)), scale.batch_samples)
+            grads_UD = by_show(grads_UD, self._there(np.array(push.show_U)), scale.batch_samples)
         elif scale.kind == "sum":
             grads_UD = grads_UD * float(scale.batch_samples)
         return grads_UD if scale.most is None else clipped(grads_UD, scale.most)
@@ -393,7 +368,7 @@ class DeviceSlab(PlacedSlab):
         """The twin of RowSettings.learn."""
         settings, class_U = self._settings, None
         if passes_U is not None and settings.kept != 1:
-            factor = self._transfers.now(_powers(settings.kept, passes_U))[:, None]
+            factor = self._there(_powers(settings.kept, passes_U))[:, None]
             weights, state = torch.split(rows_UW, [settings.num_weights, self._width - settings.num_weights], 1)
             rows_UW = torch.cat([weights * factor, state], 1)
         if settings.l2:

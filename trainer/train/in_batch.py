@@ -12,7 +12,7 @@ T tasks, and N occurrences of all tables in the order of samples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from headrace.dataset.samples.batch import F32, I64
 from headrace.kernel_cache import njit
 from headrace.pserver.protocol.shards import Floats
 from headrace.trainer.config import TaskSection
+from headrace.trainer.device_copies import DeviceCopies, Later, sent
 from headrace.trainer.features.deduplication import I32, TableLookup
 from headrace.trainer.features.training_batches import TrainingBatch, first_occurrences
 from headrace.trainer.models.contract import Declared
@@ -36,12 +37,14 @@ MAX_LOGIT = 30.0
 class InBatchLearning:
     """Corrects the logits of a job's tasks. A model whose logits are not sums with the first-order term has none."""
 
-    def __init__(self, model: nn.Module, tasks: Sequence[TaskSection], at_once: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, tasks: Sequence[TaskSection], copies: DeviceCopies, at_once: str | None = None
+    ) -> None:
         """`at_once`: the label whose negatives are learnt before it is known (trainer.train.losses)."""
         found = [each for each in model.modules() if isinstance(each, FirstOrder) and each.present]
         self._term = found[0] if len(found) == 1 and Declared.of(model).sums_first_order else None
         self._tasks = [task for task in tasks if task.loss != "softmax"]
-        self._at_once, self.num_samples = at_once, 0
+        self._copies, self._at_once, self.num_samples = copies, at_once, 0
         """Samples of the step, of all trainers."""
         self._is_bce_T = np.array([task.loss == "bce" for task in self._tasks])
 
@@ -60,42 +63,51 @@ class InBatchLearning:
         names = [task.name for task in self._tasks]
         if self._term is None or not looks or not names or not len(batch.samples):
             return dict(outputs)
-        scale_T = np.ones(len(names))
-        if self._term.scale is not None and self._term.scale.scale_T is not None:
-            scale_T = self._term.scale.scale_T.detach().cpu().numpy().astype(np.float64)[: len(names)]
-        logit_BT = np.stack([outputs[name].detach().float().cpu().numpy() for name in names], 1).astype(np.float64)
+        logits, scale_T, steps = self._here([outputs[name] for name in names], looks, rows)
+        logit_BT = np.stack(logits, 1).astype(np.float64)
         label_BT = np.stack([batch.label_B[name] for name in names], 1).astype(np.float64)
-        factor_BT = self._factors(batch, outputs, global_weight)
+        factor_BT = self._factors(batch, logits, global_weight)
         event_B1 = np.flatnonzero(np.diff(batch.samples.event_B, prepend=-1, append=-1))
         added_B = np.zeros(len(batch.samples))
         of_samples = logit_BT, label_BT, factor_BT, self._is_bce_T, scale_T, event_B1
-        follow_events(*of_samples, *_occurrences(batch, looks, rows), added_B)
+        follow_events(*of_samples, *_occurrences(batch, looks, steps), added_B)
         return {name: self._with(output, name, names, added_B, scale_T) for name, output in outputs.items()}
 
-    def _factors(self, batch: TrainingBatch, outputs: Mapping[str, Tensor], global_weight: Mapping[str, float]) -> F64:
+    def _here(
+        self, outputs: Sequence[Tensor], looks: Sequence[TableLookup], rows: Mapping[str, Floats]
+    ) -> tuple[list[F32], F64, list[F32]]:
+        """On the host, after one wait: (B,) logits and their factors by task, and (U, 2) two numbers of keys by table.
+        Of rows on a device, these two alone travel."""
+        later, scale = self._copies.later, None if self._term is None else self._term.scale
+        logits = [later(each.detach().float()) for each in outputs]
+        steps = [_steps(rows[look.table.name], look.table.width, later) for look in looks]
+        scale_T = None if scale is None or scale.scale_T is None else later(scale.scale_T)
+        factors_T = np.ones(len(outputs)) if scale_T is None else scale_T.array.astype(np.float64)[: len(outputs)]
+        found = [each.array if isinstance(each, Later) else each for each in steps]
+        return [each.array for each in logits], factors_T, found
+
+    def _factors(self, batch: TrainingBatch, logits: Sequence[F32], global_weight: Mapping[str, float]) -> F64:
         """(B, T) what the gradients of samples are multiplied by where `grad_scale` is "sum"."""
         found = []
-        for task in self._tasks:
+        for task, logit_B in zip(self._tasks, logits, strict=True):
             weight_B, total = batch.weight_B[task.name].astype(np.float64), global_weight[task.name]
             if task.label == self._at_once:
                 label = torch.from_numpy(batch.label_B[task.name])
-                weight_B = weight_B * fake_negative_weights(outputs[task.name].float().cpu(), label).numpy()
+                weight_B = weight_B * fake_negative_weights(torch.from_numpy(logit_B), label).numpy()
             found.append(weight_B * (task.weight * self.num_samples / total if total else 0.0))
         return np.stack(found, 1)
 
     def _with(self, output: Tensor, name: str, names: Sequence[str], added_B: F64, scale_T: F64) -> Tensor:
         if name not in names:
             return output
-        added = torch.from_numpy((added_B * scale_T[names.index(name)]).astype(np.float32))
-        return output + added.to(output.device)
+        return output + sent((added_B * scale_T[names.index(name)]).astype(np.float32), output.device)
 
 
 def _occurrences(
-    batch: TrainingBatch, looks: Sequence[TableLookup], rows: Mapping[str, Floats]
+    batch: TrainingBatch, looks: Sequence[TableLookup], steps: Sequence[F32]
 ) -> tuple[I64, I32, F32, F32, F32]:
     """(B + 1) the first occurrence of each sample; (N) the key of each, and its factor; (U) two numbers of each key."""
     parts = [_of_table(batch, look) for look in looks]
-    steps = [_steps(rows[look.table.name], look.table.width) for look in looks]
     first_U, second_U = (np.concatenate([each[:, number] for each in steps]) for number in (0, 1))
     if len(parts) == 1:
         return *parts[0], first_U, second_U
@@ -108,10 +120,10 @@ def _occurrences(
     return start_B1, key_N[order_N].astype(np.int32), by_N[order_N], first_U, second_U
 
 
-def _steps(rows_UE: Floats, width: int) -> F32:
-    """(U, 2) the two numbers of each key. Of rows on a device, they alone travel."""
+def _steps(rows_UE: Floats, width: int, later: Callable[[Tensor], Later]) -> F32 | Later:
+    """(U, 2) the two numbers of each key."""
     if isinstance(rows_UE, Tensor):
-        return rows_UE[:, width:].cpu().numpy()
+        return later(rows_UE[:, width:])
     assert isinstance(rows_UE, np.ndarray), "rows are an array or a tensor"
     return rows_UE[:, width:]
 

@@ -288,18 +288,26 @@ class TrainLoop:
         parts.dense.take(rows)
         sums = RowSums.of(batch)
         parts.stepper.precede(batch.ends, global_weight)
+        forwards = []
         for number, each in enumerate(micro_batches(batch), 1):
             with span(Span.FORWARD):
                 measured = parts.stepper.measured(each, rows, global_weight)
                 forward = parts.stepper.forward(each, rows, global_weight)
-                parts.observer.observe(each, measured or forward, step)
-                parts.stepper.calibration.note((measured or forward).moments)
+                forwards.append((each, measured or forward))
             with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 if number == len(batch.ends):
                     parts.dense.fills(parts.stepper.scale.value)
                 parts.stepper.backward(each, forward, sums)
         with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
-            return parts.stepper.gradients(batch, sums), sums.finite
+            gradients = parts.stepper.gradients(batch, sums)
+            parts.dense.look(parts.stepper.copies)
+            parts.stepper.send_ahead(parts.exchanges.following)
+            parts.progress.step.at(WaitsFor.MODEL)
+        with span(Span.FORWARD):  # the host waits for the device here, and nowhere else
+            for each, forward in forwards:
+                parts.observer.observe(each, forward, step)
+                parts.stepper.calibration.note(forward.moments)
+        return gradients, sums.finite
 
     def _predict(self, step: int, at: StepInput, common: StepFacts) -> tuple[StepInput, StepFacts]:
         """One step of a pass that is only predicted. Returns the next one."""

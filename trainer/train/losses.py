@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from headrace.dataset.samples.batch import F32
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.trainer.config import TaskSection
+from headrace.trainer.device_copies import sent
 from headrace.trainer.features.model_inputs import targets_of
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import Declared, Inputs, Targets
@@ -72,21 +72,22 @@ class OwnLosses:
         measured = {name: value for name, value in outputs.items() if name not in self._inner}
         return loss, measured | self._measured(outputs, inputs, targets)
 
-    def of_classes(self, batch: TrainingBatch, prediction_B: dict[str, F32]) -> Tensor | float:
-        """(B,) weighted losses of the last batch in the tasks with loss "softmax", whose predictions are added."""
+    def of_classes(self, batch: TrainingBatch) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """(B,) weighted losses of the last batch in the tasks with loss "softmax", and (B,) predictions of each."""
+        prediction_B = dict[str, Tensor]()
         total: Tensor | float = 0.0
         for task in self._tasks:
             if task.loss == "softmax":
                 lost_B = self._own.get(task.name, torch.zeros(len(batch.samples), device=self._device)).detach()
-                prediction_B[task.name] = torch.exp(-lost_B).cpu().numpy()
-                weight_B = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+                prediction_B[task.name] = torch.exp(-lost_B)
+                weight_B = sent(batch.weight_B[task.name], self._device)
                 total = total + lost_B * weight_B * task.weight
-        return total
+        return total, prediction_B
 
     def _weighted(self, losses: Mapping[str, Tensor], batch: TrainingBatch, global_weight: float) -> Tensor | float:
         if not losses:
             return 0.0
-        weight_B = torch.from_numpy(batch.weight_B[self._first]).to(self._device) / global_weight
+        weight_B = sent(batch.weight_B[self._first], self._device) / global_weight
         of_task = {task.name: task.weight for task in self._tasks if task.loss == "softmax"}
         return torch.stack(
             [(value.float() * weight_B).sum() * of_task.get(name, 1.0) for name, value in losses.items()]

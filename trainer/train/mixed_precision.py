@@ -1,7 +1,7 @@
 """Mixed precision: the types in which operations of the model compute, and the scale of the loss for float16."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -32,12 +32,12 @@ class Precision:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """A context for the forward pass."""
-        with torch.autocast(self._device.type, self._lower or torch.bfloat16, enabled=self._lower is not None):
-            if not self._types:
-                yield
-                return
-            with OperationTypes(self._types, self._device):
-                yield
+        with ExitStack() as held:
+            if self._lower is not None:
+                held.enter_context(torch.autocast(self._device.type, self._lower))
+            if self._types:
+                held.enter_context(OperationTypes(self._types, self._device))
+            yield
 
 
 class OperationTypes(TorchFunctionMode):

@@ -25,7 +25,7 @@ from headrace.trainer.own_metrics import Metric
 from headrace.trainer.rank0.closes import SECONDS_PER_DAY
 from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
-from headrace.trainer.train.step import ForwardResult
+from headrace.trainer.train.forward_result import ForwardResult
 
 
 class SignalsCollector:
@@ -122,7 +122,7 @@ class Observer:
         if self.found is None or forward.user_BV is None:
             return
         samples, at_P = batch.samples, np.flatnonzero(batch.label_B[self._first] > 0)
-        sign_B, user_PV = samples.sparse[self._item].first_B(), forward.user_BV.float().cpu().numpy()[at_P]
+        sign_B, user_PV = samples.sparse[self._item].first_B(), forward.user_BV[at_P]
         times = samples.time_s_B[at_P] if self._timed else None
         self.found.add(Clicks(samples.event_B[at_P], user_PV, sign_B[at_P], times))
 

@@ -34,7 +34,8 @@ from headrace.trainer.train.activations import (
     recomputed_parts,
     saved_activations,
 )
-from headrace.trainer.train.step import ForwardResult, Stepper
+from headrace.trainer.train.forward_result import ForwardResult
+from headrace.trainer.train.step import Stepper
 
 
 class PipelineStepper(Stepper):

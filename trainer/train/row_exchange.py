@@ -31,6 +31,7 @@ from headrace.pserver.rows.placed_rows import PlacedGradients, PlacedMaker
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.pserver.server.step_floats import PlacedShard, StepFloats
 from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.device_copies import sent
 
 
 @contextmanager
@@ -75,7 +76,7 @@ class PeerShards(RemoteShards):
         rows = super().pull(batch, deadline)
         if not self._ready(batch).learn:
             return rows
-        placed = {name: torch.from_numpy(rows[name]).to(self._devices.device) for name in self._order if name in rows}
+        placed = {name: sent(rows[name], self._devices.device) for name in self._order if name in rows}
         return {**rows, **placed}
 
     @override
@@ -158,7 +159,7 @@ class PeerShards(RemoteShards):
         ]
 
     def _index(self, position_P: NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(position_P.astype(np.int64)).to(self._devices.device)
+        return sent(position_P.astype(np.int64), self._devices.device)
 
 
 def _of_device(push: Gradients) -> Tensor:

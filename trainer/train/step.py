@@ -3,66 +3,32 @@
 Shapes: B samples of the batch; those of rows as in trainer.features.lookup_kernels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as functional
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headrace.dataset.samples.batch import F32
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.protocol.shards import Floats, Gradients
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.features.default_rows import DefaultRows, Readers
+from headrace.trainer.device_copies import DeviceCopies, Later
+from headrace.trainer.features.default_rows import DefaultRows
 from headrace.trainer.features.model_inputs import inputs_of
-from headrace.trainer.features.pooling import Pooling, RowSums
+from headrace.trainer.features.pooling import Pooling, RowSums, arrays_of
 from headrace.trainer.features.training_batches import TrainingBatch
-from headrace.trainer.models.calibration import Calibration, moments
-from headrace.trainer.models.contract import Inputs
+from headrace.trainer.models.calibration import Calibration
 from headrace.trainer.models.module_checks import check_outputs
 from headrace.trainer.retrieval_config import USER_VECTOR
 from headrace.trainer.train.activations import saved_activations
+from headrace.trainer.train.forward_result import CalibratedTask, ForwardResult, GivenBatch
 from headrace.trainer.train.in_batch import InBatchLearning
 from headrace.trainer.train.kernel_choice import KernelSchedule
 from headrace.trainer.train.losses import OwnLosses, fake_negative_weights
 from headrace.trainer.train.mixed_precision import LossScale, Precision
-
-
-@dataclass(slots=True)
-class ForwardResult:
-    """The results of a forward pass."""
-
-    prediction_B: dict[str, F32]
-    """By task: calibrated probability (bce) or value (mse)."""
-    loss: Tensor
-    """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
-    leaves: dict[str, Tensor]
-    """Cells by table; autograd fills their gradients."""
-    tensors: dict[str, NDArray[np.float32]]
-    """Further outputs of the model by name, which are measured and not learnt; and "loss", the loss of each sample."""
-    readers: Readers
-    """Keys that read a default row, by table with a learnt default row."""
-    has_weight: bool
-    """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
-    moments: Mapping[str, NDArray[np.float64]]
-    """By task with calibration: its sums (trainer.models.calibration)."""
-    user_BV: Tensor | None = None
-    """The vectors of users, where the model has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenBatch:
-    """The input of a forward pass; `leaves` and `readers` as in ForwardResult, `rows` as pulled."""
-
-    inputs: Inputs
-    leaves: dict[str, Tensor]
-    readers: Readers
-    rows: Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +79,10 @@ class Stepper:
         default_rows: DefaultRows | None = None,
         kernels: KernelSchedule | None = None,
         norms: BatchNorms | None = None,
+        copies: DeviceCopies | None = None,
     ) -> None:
+        self.copies = copies or DeviceCopies(device)
+        """Between host and device."""
         self._kernels, tasks, train = kernels or KernelSchedule(), settings.tasks, settings.train
         self._model, self._schema, self._tasks = model, settings.schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
@@ -124,9 +93,9 @@ class Stepper:
         self._precision = Precision(train, device)
         self._saved = saved_activations(model, settings.dense, device, self._precision.forward)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
-        self._loss, self._at_once = 0.0, settings.at_once
+        self._losses, self._at_once = list[Later](), settings.at_once
         self._num_merged = settings.dense.accumulate
-        self._in_batch = InBatchLearning(model, tasks, settings.at_once)
+        self._in_batch = InBatchLearning(model, tasks, self.copies, settings.at_once)
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
@@ -135,6 +104,7 @@ class Stepper:
     def open_step(self, *, all_have: bool, num_samples: int) -> None:
         """Begin a step, on every rank; `all_have`: whether each has a batch; `num_samples`: of all ranks."""
         self._in_batch.num_samples = num_samples
+        self.calibration.look(self.copies)
         self._norms.open_step(all_have=all_have)
 
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
@@ -169,17 +139,15 @@ class Stepper:
     ) -> ForwardResult:
         """Loss and predictions from what the model returned."""
         outputs = self._in_batch.corrected(batch, given.rows, found, global_weight)
-        user_BV = outputs.get(USER_VECTOR)
+        later, user_BV = self.copies.later, outputs.get(USER_VECTOR)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
-        prediction_B: dict[str, F32] = {}
-        sums: dict[str, NDArray[np.float64]] = {}
+        predictions, calibrated = dict[str, Later](), dict[str, CalibratedTask]()
         for task in self._tasks:
             output = outputs.pop(task.name).float()
             if task.loss == "softmax":
                 continue
-            label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
-            weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+            label, weight = (self.copies.there(each[task.name]) for each in (batch.label_B, batch.weight_B))
             logit, plain_weight = self.calibration(task.name, output.detach()), weight
             if task.label == self._at_once:
                 weight = weight * fake_negative_weights(output, label)
@@ -192,19 +160,26 @@ class Stepper:
             if global_weight[task.name]:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
             sample_loss = sample_loss + loss_B.detach() * task.weight
-            prediction_B[task.name] = prediction.cpu().numpy()
+            predictions[task.name] = later(prediction)
             if task.name in self.calibration.tasks:
                 if task.label == self._at_once:
                     plain_weight = plain_weight * fake_negative_weights(logit, label)
-                columns = output.detach().contiguous().cpu().numpy(), prediction_B[task.name], batch.label_B[task.name]
-                sums[task.name] = moments(*columns, plain_weight.cpu().numpy())
+                columns = later(output.detach().contiguous()), later(plain_weight)
+                calibrated[task.name] = CalibratedTask(*columns, batch.label_B[task.name])
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
-        sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
-        named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
-        named["loss"] = sample_loss.cpu().numpy()
-        has_weight, user_BV = any(global_weight.values()), None if user_BV is None else user_BV.detach()
-        return ForwardResult(prediction_B, loss, given.leaves, named, given.readers, has_weight, sums, user_BV)
+        of_classes, prediction_B = self._own_losses.of_classes(batch)
+        measured["loss"] = sample_loss + of_classes
+        return ForwardResult(
+            loss=loss,
+            leaves=given.leaves,
+            readers=given.readers,
+            has_weight=any(global_weight.values()),
+            predictions=predictions | {name: later(value) for name, value in prediction_B.items()},
+            measured={name: later(value.detach().float()) for name, value in measured.items()},
+            calibrated=calibrated,
+            users=None if user_BV is None else later(user_BV.detach().float()),
+        )
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
@@ -219,9 +194,16 @@ class Stepper:
         """The predictions to measure, before `forward`; None if they are those of `forward`."""
         return self.predict(batch, rows, global_weight) if self._measures_apart else None
 
+    def send_ahead(self, following: Callable[[], TrainingBatch | None]) -> None:
+        """Begin to send what the device needs of the next batch, beside the present step."""
+        if self._device.type != "cpu" and (batch := following()) is not None:
+            self.copies.ahead([*arrays_of(batch.lookups), *batch.label_B.values(), *batch.weight_B.values()])
+
     def take_loss(self) -> float:
         """This rank's part of the loss of the batches learnt from since the last call."""
-        loss, self._loss = self._loss, 0.0
+        loss, losses, self._losses = 0.0, self._losses, []
+        for each in losses:
+            loss += float(each.array)
         return loss
 
     def backward(self, batch: TrainingBatch, forward: ForwardResult, sums: RowSums) -> None:
@@ -229,11 +211,13 @@ class Stepper:
 
         In a step without weight all gradients are 0 on every rank; shows and clicks still count.
         """
-        self._loss += float(forward.loss.detach())
+        self._losses.append(self.copies.later(forward.loss))
         if forward.has_weight:
             self._differentiate(forward)
-        sums.finite, sums.readers = sums.finite and bool(torch.isfinite(forward.loss)), forward.readers
+        sums.flags.append(self.copies.later(torch.isfinite(forward.loss)))
+        sums.readers = forward.readers
         sums.add(batch, forward.leaves, self._pooling)
+        forward.leaves = {}
 
     def _differentiate(self, forward: ForwardResult) -> None:
         with self._norms.backward():
