@@ -29,7 +29,7 @@ from headrace.trainer.replica.inference_messages import (
     format_answer,
 )
 from headrace.trainer.replica.known_requests import KnownRequest, KnownRequests
-from headrace.trainer.replica.replica_metrics import Durations, InferenceStatistics, ReplicaMetrics
+from headrace.trainer.replica.replica_metrics import Durations, ReplicaMetrics
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept, VersionUnservable
 from headrace.trainer.replica.serving_model import MemoryMissing
 from headrace.trainer.serving.item_filter import FilterRefused
@@ -100,10 +100,10 @@ class InferenceHandler:
     """Answers inference requests. Any thread."""
 
     def __init__(self, state: ReplicaState, figures: ReplicaMetrics, max_batch: int, max_body: int) -> None:
-        self._state, self._figures, self._max_batch, self._max_body = state, figures, max_batch, max_body
+        self._state, self._statistics = state, figures.inference
+        self._max_batch, self._max_body = max_batch, max_body
         self._known: KnownRequests | None = None
         self._long = ThreadPoolExecutor(MAX_LONG, "inference")
-        self._statistics = InferenceStatistics()
 
     def infer(self, name: str, version: str | None, body: bytes, headers: BodyHeaders = PLAIN) -> InferenceAnswer:
         """The answer to a body."""
@@ -198,10 +198,8 @@ class InferenceHandler:
     def count(self, status: int, clock: "RequestClock") -> None:
         """Count a request that was answered now."""
         end_s = time.perf_counter()
-        self._figures.count(status, end_s - clock.arrived_s)
         if status != HTTPStatus.OK:
-            return self._statistics.add_failure(end_s - clock.arrived_s)
-        self._figures.samples.inc(clock.num_samples)
+            return self._statistics.add_failure(status, end_s - clock.arrived_s)
         parts = clock.begin_s - clock.arrived_s, clock.read_s - clock.begin_s, clock.predicted_s - clock.read_s
         self._statistics.add(clock.num_samples, Durations(*parts, end_s - clock.predicted_s))
 

@@ -488,19 +488,18 @@ def attach_raw(request: object, raw: bytes) -> None:
 
 def format_answer(name: str, request: Json, result: InferenceResult) -> tuple[bytes, bytes]:
     """The JSON of the answer to a request, and the raw bytes that follow it. Raises InvalidInference."""
-    is_raw, raw, outputs = _asks_for_raw(request), list[bytes](), []
+    is_raw, raw, outputs = _asks_for_raw(request), list[bytes](), list[str]()
     for output, value in result.outputs.items():
-        told: dict[str, Any] = {"name": output, "datatype": kind_of(value), "shape": list(value.shape)}
+        told = f'{{"name": {json.dumps(output)}, "datatype": "{kind_of(value)}", "shape": {list(value.shape)}, '
         if is_raw.get(output, is_raw[""]):
             raw.append(raw_of(value))
-            told["parameters"] = {"binary_data_size": len(raw[-1])}
+            told += f'"parameters": {{"binary_data_size": {len(raw[-1])}}}}}'
         else:
-            told["data"] = value.reshape(-1).tolist()
+            told += f'"data": {value.reshape(-1).tolist()}}}'  # finite numbers are written as in JSON
         outputs.append(told)
-    answer: dict[str, Any] = {"model_name": name, "model_version": result.version, "outputs": outputs}
-    if type(request.get("id")) is str:
-        answer["id"] = request["id"]
-    return json.dumps(answer).encode(), b"".join(raw)
+    named = f'{{"model_name": {json.dumps(name)}, "model_version": {json.dumps(result.version)}, '
+    of_request = f', "id": {json.dumps(request["id"])}' if type(request.get("id")) is str else ""
+    return f'{named}"outputs": [{", ".join(outputs)}]{of_request}}}'.encode(), b"".join(raw)
 
 
 def _asks_for_raw(request: Json) -> dict[str, bool]:

@@ -6,13 +6,17 @@ extension_statistics.md.
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from headrace.http.accepted import metrics_encoder
 from headrace.trainer.replica.replica_state import ReplicaState
@@ -30,18 +34,16 @@ class ReplicaMetrics:
 
     def __init__(self, state: ReplicaState) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Inference requests answered", "code")
-        self.samples = self._counter("samples", "Samples predicted")
+        self.inference = InferenceStatistics()
+        self.registry.register(self.inference)
         self.updates = self._counter("updates", "Versions applied", "kind")
         self.refused = self._counter("refused", "Updates refused: the version before goes on", "reason")
         self.dropped = self._counter("dropped", "Times the live feed disconnected the replica: it was too slow")
-        self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
         self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
         self.retrieve_seconds = self._histogram("retrieve_seconds", "From users to their best items", LATENCY_S)
         self._freshness = DelayHistogram()
         self.registry.register(_FreshnessCollector(self._freshness))
         self.following = Gauge(f"{PREFIX}following", "1 while updates come, or could", registry=self.registry)
-        self._by_code: dict[int, Counter] = {}
         for kind in ("whole", "difference"):
             self.updates.labels(kind)
         for reason in REASONS:
@@ -64,14 +66,6 @@ class ReplicaMetrics:
             self._freshness.add(update.event_times, now_s)
         elif update.event_time_s is not None:
             self._freshness.add(EventTimes.one(update.event_time_s), now_s)
-
-    def count(self, code: int, seconds: float) -> None:
-        """Count an answered request."""
-        counter = self._by_code.get(code)
-        if counter is None:
-            counter = self._by_code[code] = self.requests.labels(str(int(code)))
-        counter.inc()
-        self.request_seconds.observe(seconds)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The text of /metrics and its content type, for a client with this header Accept."""
@@ -133,8 +127,7 @@ class _StateCollector(Collector):
 NANOSECONDS = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
+class Durations(NamedTuple):
     """Seconds that parts of an answered request took."""
 
     queue_s: float
@@ -144,35 +137,59 @@ class Durations:
     output_s: float
 
 
-class InferenceStatistics:
-    """Sums since the process began, over all versions. Any thread."""
+class InferenceStatistics(Collector):
+    """Sums since the process began, over all versions: one lock for all that is counted of a request. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._samples = self._answered = self._failed = self._newest_ms = 0
+        self._by_code: dict[int, int] = {}
+        self._in_bucket = [0] * (len(LATENCY_S) + 1)
+        self._samples = self._newest_ms = 0
         self._failed_s = 0.0
         self._sums = [0.0] * 4
 
     def add(self, samples: int, took: Durations) -> None:
         """Count an answered request."""
         with self._lock:
-            self._answered += 1
+            self._count(HTTPStatus.OK, sum(took))
             self._samples += samples
             self._newest_ms = time.time_ns() // 10**6
-            parts = (took.queue_s, took.input_s, took.infer_s, took.output_s)
-            self._sums = [total + part for total, part in zip(self._sums, parts, strict=True)]
+            self._sums = list(map(add, self._sums, took))
 
-    def add_failure(self, seconds: float) -> None:
+    def add_failure(self, status: int, seconds: float) -> None:
         """Count a refused request."""
         with self._lock:
-            self._failed += 1
+            self._count(status, seconds)
             self._failed_s += seconds
+
+    def _count(self, status: int, seconds: float) -> None:
+        self._by_code[status] = self._by_code.get(status, 0) + 1
+        self._in_bucket[bisect_left(LATENCY_S, seconds)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Requests by code, samples, and the durations of requests."""
+        with self._lock:
+            by_code, in_bucket, samples = dict(self._by_code), list(self._in_bucket), self._samples
+            total_s = sum(self._sums) + self._failed_s
+        requests = CounterMetricFamily(f"{PREFIX}requests", "Inference requests answered", labels=["code"])
+        for code, number in by_code.items():
+            requests.add_metric([str(int(code))], number)
+        yield requests
+        yield CounterMetricFamily(f"{PREFIX}samples", "Samples predicted", samples)
+        bounds = [*map(floatToGoString, LATENCY_S), "+Inf"]
+        yield HistogramMetricFamily(
+            f"{PREFIX}request_seconds",
+            "From a request's body to its answer",
+            buckets=list(zip(bounds, accumulate(in_bucket), strict=True)),
+            sum_value=total_s,
+        )
 
     def message(self, name: str, version: str) -> dict[str, Any]:
         """The entry of a model in the extension's form."""
         with self._lock:
-            answered, sums, failed_s, failed = self._answered, self._sums, self._failed_s, self._failed
-            samples, newest_ms = self._samples, self._newest_ms
+            answered = self._by_code.get(HTTPStatus.OK, 0)
+            failed = sum(self._by_code.values()) - answered
+            samples, newest_ms, sums, failed_s = self._samples, self._newest_ms, self._sums, self._failed_s
         parts = zip(("queue", "compute_input", "compute_infer", "compute_output"), sums, strict=True)
         return {
             "name": name,
