@@ -27,11 +27,14 @@ from headrace.trainer.replica.inference_messages import (
     RequestReader,
     hashed,
 )
-from headrace.trainer.serving.slot_layout import F32, I64, NO_WEIGHTS, InferenceInputs, SlotLayout, TableSigns
+from headrace.trainer.replica.request_templates import MAX_BYTES, RequestTemplate, places_of
+from headrace.trainer.serving.slot_layout import F32, I64, NO_WEIGHTS, U64, InferenceInputs, SlotLayout, TableSigns
 
 MAX_LAYOUTS = 64
 """Layouts that are kept; beyond it all are dropped."""
 SIGNS = ("UINT64", "INT64")
+MAX_TEMPLATES = 4
+"""Each costs other requests a comparison of their first bytes."""
 MAX_OFFSETS = 1 << 16
 """Most offsets of a layout that is kept: half a megabyte."""
 
@@ -60,7 +63,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 _DECODER = msgspec.json.Decoder(_Request)
 _LAYOUT: Callable[[_Tensor], tuple[Any, ...]] = attrgetter("name", "datatype", "shape", "parameters")
-_NO_SIGNS = np.empty(0, np.uint64)
+_NO_SIGNS, _NO_FLOATS = np.empty(0, np.uint64), np.empty(0, np.float32)
 _DATA: Callable[[_Tensor], Any] = attrgetter("data")
 
 
@@ -89,7 +92,7 @@ class _TableLayout:
     is_weighted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Layout:
     """Where the values of slots are in requests of one kind: checked once, so that only values are checked later."""
 
@@ -102,6 +105,22 @@ class _Layout:
     tables: tuple[_TableLayout, ...]
     dense: tuple[tuple[str, int, int], ...]
     """Name, tensor, values of a sample."""
+    num_read: int = 0
+    """Requests with it that no template has read."""
+
+    def inputs(self, sign_S: U64, float_F: F32) -> InferenceInputs:
+        """The samples with the signs of all tables, and the numbers of all dense slots, one after another."""
+        signs, at = [], 0
+        for table in self.tables:
+            end = at + int(table.offset_SB1[-1, -1])
+            signs.append(_table_signs(table, sign_S[at:end]))
+            at = end
+        dense, at = {}, 0
+        for name, _, size in self.dense:
+            end = at + self.num_samples * size
+            dense[name] = float_F[at:end].reshape(self.num_samples, size)
+            at = end
+        return InferenceInputs(self.num_samples, signs, dense)
 
 
 class KnownRequests:
@@ -109,9 +128,18 @@ class KnownRequests:
 
     def __init__(self, reader: RequestReader) -> None:
         self.reader, self._layouts = reader, dict[Any, _Layout]()
+        self._templates: tuple[tuple[RequestTemplate, _Layout], ...] = ()
+        """The newest first."""
 
     def read(self, head: bytes, raw: bytes, again: Callable[[], object]) -> KnownRequest | None:
         """The request in a body's JSON and raw bytes; None for one that is not read here."""
+        if not raw:
+            for template, layout in self._templates:
+                if (numbers := template.read(head)) is not None:
+                    return KnownRequest(self.reader, layout.inputs(*numbers), layout.cost, {}, again)
+        return self._parsed(head, raw, again)
+
+    def _parsed(self, head: bytes, raw: bytes, again: Callable[[], object]) -> KnownRequest | None:
         try:
             request = _DECODER.decode(head)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -132,7 +160,27 @@ class KnownRequests:
             rest["id"] = request.id
         if request.parameters is not None:
             rest["parameters"] = {"binary_data_output": request.parameters.binary_data_output}
+        if not rest and not layout.dtypes and len(head) <= MAX_BYTES:
+            self._learn_template(head, layout, inputs)
         return KnownRequest(self.reader, inputs, layout.cost, rest, again)
+
+    def _learn_template(self, head: bytes, layout: _Layout, inputs: InferenceInputs) -> None:
+        """Make a template of a request, ever more rarely of those of one layout that differ in more than numbers."""
+        layout.num_read += 1
+        is_due = layout.num_read > 1 and layout.num_read & (layout.num_read - 1) == 0
+        if not is_due or b"\\" in head or any(each.any_text for each in layout.tables):
+            return
+        signs = [place for table in layout.tables for place in table.places]
+        to_H = places_of(layout.sizes, signs, [place for _, place, _ in layout.dense])
+        sign_S = np.concatenate([_NO_SIGNS, *(each.sign_N for each in inputs.signs)])
+        float_F = np.concatenate([_NO_FLOATS, *(inputs.dense[name].reshape(-1) for name, _, _ in layout.dense)])
+        try:
+            template = RequestTemplate(head, to_H, len(sign_S), len(float_F))
+        except ValueError:
+            return
+        found = template.read(head)
+        if found is not None and found[0].tobytes() == sign_S.tobytes() and found[1].tobytes() == float_F.tobytes():
+            self._templates = ((template, layout), *self._templates[: MAX_TEMPLATES - 1])
 
     def _learnt(self, key: tuple[tuple[Any, ...], ...]) -> _Layout | None:
         found = _layout(self.reader, key)

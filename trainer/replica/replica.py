@@ -27,6 +27,7 @@ from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.item_indexer import ItemIndexer
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState, ServedVersion
+from headrace.trainer.replica.request_templates import compile_kernels
 from headrace.trainer.replica.update_loop import ReplicaSource, UpdateLoop
 from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 
@@ -85,6 +86,7 @@ def run(config: ReplicaConfig) -> None:
         ]
         for each in (thread, catalogue, *others):
             each.start()
+        compile_kernels()
         gc.collect()
         gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
         health = health_served(config.health, lambda: lacks(state, keeper))

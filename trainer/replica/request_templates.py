@@ -6,11 +6,11 @@ that trainer.replica.known_requests has read, and gives what that reads of the s
 Shapes: L bytes of a template without its numbers, H numbers (holes), N bytes of a request, S signs, F floats.
 """
 
+import json
 import re
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
 from headrace.trainer.serving.slot_layout import F32, I64, U64
@@ -22,8 +22,8 @@ _NUMBER = re.compile(rb"-?[0-9][-+0-9.eE]*")
 _POWER_P = np.array([10.0**power for power in range(23)])
 """Powers of ten that a float64 holds exactly."""
 ZERO, NINE, MINUS, PLUS, DOT, LITTLE_E, LARGE_E = b"09-+.eE"
-MAX_DIGITS = 19
-"""Of these many digits each number fits 64 bits."""
+LAST = (1 << 64) // 10, (1 << 64) % 10
+"""Of a number of 64 bits: the most before its last digit, and the digit that is then too large."""
 TINY, HUGE = 1e-37, 1e38
 """Between them float32 has its full precision."""
 HALF, UNSURE = 1 << 28, 8
@@ -45,9 +45,10 @@ class RequestTemplate:
             raise ValueError(f"{len(found)} numbers in place of {len(to_H)}")
         begins = [0, *(end for _, end in found)]
         ends = [*(begin for begin, _ in found), len(content)]
-        literals = [content[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        self._literal_L = np.frombuffer(b"".join(literals), np.uint8)
-        self._end_H1 = np.cumsum([len(each) for each in literals])
+        self.literals = [content[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        """The bytes between numbers."""
+        self._literal_L = np.frombuffer(b"".join(self.literals), np.uint8)
+        self._end_H1 = np.cumsum([len(each) for each in self.literals])
         self._to_H, self._num_signs, self._num_floats = to_H, num_signs, num_floats
 
     def read(self, content: bytes) -> tuple[U64, F32] | None:
@@ -57,6 +58,20 @@ class RequestTemplate:
         if read_numbers(content_N, self._literal_L, self._end_H1, self._to_H, _POWER_P, sign_S, float_F):
             return sign_S, float_F
         return None
+
+
+def read_reference(
+    literals: Sequence[bytes], to_H: Sequence[int], content: bytes
+) -> tuple[dict[int, int], dict[int, np.float32]] | None:
+    """Reference for `RequestTemplate.read`, of all numbers: signs and floats by their places."""
+    number = rb"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
+    if (found := re.fullmatch(number.join(map(re.escape, literals)), content)) is None:
+        return None
+    numbers = dict(zip(to_H, map(json.loads, found.groups()), strict=True))
+    signs = {place: each for place, each in numbers.items() if place >= 0}
+    if not all(type(each) is int and 0 <= each < 1 << 64 for each in signs.values()):
+        return None
+    return signs, {-1 - place: np.float32(each) for place, each in numbers.items() if place < 0}
 
 
 def places_of(sizes: Sequence[int], signs: Sequence[int], floats: Sequence[int]) -> I64:
@@ -98,25 +113,19 @@ def read_numbers(content_N, literal_L, end_H1, to_H, power_P, sign_S, float_F): 
         is_float, is_negative = to_H[hole] < 0, False
         if is_float and at < size and content_N[at] == MINUS:
             is_negative, at = True, at + 1
-        begin, mantissa, digits = at, np.uint64(0), 0
-        while at < size and ZERO <= content_N[at] <= NINE:
-            mantissa = mantissa * np.uint64(10) + np.uint64(content_N[at] - ZERO)
-            digits += mantissa != 0
-            at += 1
-        if at == begin or digits > MAX_DIGITS or (content_N[begin] == ZERO and at > begin + 1):
+        begin = at
+        at, mantissa = _digits(content_N, at, np.uint64(0))
+        if at == begin or (content_N[begin] == ZERO and at > begin + 1):
             return False
         if not is_float:
             sign_S[to_H[hole]] = mantissa
             continue
         exponent, is_whole = 0, True
         if at < size and content_N[at] == DOT:
-            begin, is_whole, at = at + 1, False, at + 1
-            while at < size and ZERO <= content_N[at] <= NINE:
-                mantissa = mantissa * np.uint64(10) + np.uint64(content_N[at] - ZERO)
-                digits += mantissa != 0
-                at += 1
+            begin, is_whole = at + 1, False
+            at, mantissa = _digits(content_N, begin, mantissa)
             exponent = begin - at
-            if at == begin or digits > MAX_DIGITS:
+            if at == begin:
                 return False
         if at < size and (content_N[at] == LITTLE_E or content_N[at] == LARGE_E):
             at, is_whole, power, power_sign = at + 1, False, 0, 1
@@ -137,6 +146,19 @@ def read_numbers(content_N, literal_L, end_H1, to_H, power_P, sign_S, float_F): 
             return False
         float_F[-1 - to_H[hole]] = np.float32(-value if is_negative else value)
     return at == size
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _digits(content_N, at, mantissa):  # type: ignore[no-untyped-def]
+    """Where the digits from `at` on end that 64 bits hold behind those of `mantissa`, and the number with them."""
+    most, last = np.uint64(LAST[0]), np.uint64(LAST[1])
+    while at < len(content_N) and ZERO <= content_N[at] <= NINE:
+        digit = np.uint64(content_N[at] - ZERO)
+        if mantissa > most or (mantissa == most and digit >= last):
+            break  # the digit is in no literal, so that the request is not read
+        mantissa = mantissa * np.uint64(10) + digit
+        at += 1
+    return at, mantissa
 
 
 @njit(nogil=True, cache=True, inline="always")
