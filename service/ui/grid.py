@@ -122,9 +122,9 @@ class Grid:
     def _fill(self, rows: Sequence[Row]) -> None:
         """A row keeps its elements while it is shown, wherever it moves, so that no press of its button is lost."""
         times, keys = Counter[str](), list[tuple[str, int]]()
-        for key, _ in rows:
-            keys.append((key, times[key]))
-            times[key] += 1
+        for name, _ in rows:
+            keys.append((name, times[name]))
+            times[name] += 1
         for gone in self._lines.keys() - set(keys):
             self._lines.pop(gone).row.delete()
         for place, (key, (name, cells)) in enumerate(zip(keys, rows, strict=True)):

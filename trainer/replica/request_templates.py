@@ -134,7 +134,7 @@ def read_numbers(content_N, literal_L, end_H1, to_H, power_P, sign_S, float_F): 
                 at += 1
             begin = at
             while at < min(size, begin + 3) and ZERO <= content_N[at] <= NINE:
-                power, at = 10 * power + np.int64(content_N[at] - ZERO), at + 1
+                power, at = 10 * power + int(content_N[at] - ZERO), at + 1
             if at == begin:
                 return False
             exponent += power_sign * power
