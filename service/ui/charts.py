@@ -11,6 +11,7 @@ COLORS = ("#3f7ae0", "#e0832f", "#2c9c69", "#a35bd0", "#c9504a", "#2fa3b5", "#b3
 DIGITS = 5
 NARROW, MAX_LEVEL = 420, 3
 """Width of a chart on a telephone, in pixels; most names that are level below its bars: of more, many would lack."""
+LEVEL = {"interval": "auto", "rotate": 0}
 TIME_LABELS = {
     "year": "{yyyy}",
     "month": "{MMM} {yyyy}",
@@ -62,8 +63,8 @@ def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLOR
     options["xAxis"] = _axis() | {"type": "category", "data": list(names)}
     options["yAxis"] = _axis() | {"type": "value"}
     if len(names) > MAX_LEVEL:
-        narrow = {"xAxis": {"axisLabel": {"interval": 0, "rotate": 45}}}
-        options["media"] = [{"query": {"maxWidth": NARROW}, "option": narrow}]
+        slanted, level = ({"xAxis": {"axisLabel": each}} for each in ({"interval": 0, "rotate": 45}, LEVEL))
+        options["media"] = [{"query": {"maxWidth": NARROW}, "option": slanted}, {"option": level}]
     options["series"] = [
         {"type": "bar", "data": [_rounded(each) for each in values], "color": color, "barMaxWidth": 40}
     ]

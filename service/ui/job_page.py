@@ -7,6 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from headrace.printable import counted
+from headrace.service.api.forms import RUNS
 from headrace.service.monitor.lines import crosses_text, pair_lines, tried_lines, tuning_text
 from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import Visitor, list_all
@@ -131,9 +132,11 @@ def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     rejected = sum(job["rejected"].values())
     committed = commit.get("version") or None  # version 0 is before the first commit
     made = f"{format_duration(commit.get('age_s'))} ago" if committed else "none yet"
-    writing = f"writing the {'next' if committed else 'first'}" if commit.get("writing") else made
+    runs = job["phase"] in RUNS
+    events, samples = (format_rate(job[key] if runs else None) for key in ("events_per_s", "samples_per_s"))
+    writing = f"writing the {'next' if committed else 'first'}" if runs and commit.get("writing") else made
     return {
-        "events_per_s": (format_rate(job["events_per_s"]), f"{format_rate(job['samples_per_s'])} samples/s", ""),
+        "events_per_s": (events, f"{samples} samples/s" if runs else "", ""),
         "lag": (format_count(sum(lag.values()) if lag else None), f"{len(lag)} partitions" if lag else "", ""),
         "auc": (format_metric(window.get("auc")), f"life {format_metric(life.get('auc'))}" if life else "", ""),
         "logloss": (format_metric(window.get("logloss")), task, ""),

@@ -65,6 +65,7 @@ def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None, moments: S
     total = sum(lag.values()) if lag else None
     task, window = first_task((known.get("metrics") or {}).get("window", {}))
     commit = known.get("commit") or {}
+    rate = known.get("events_per_s") if job["phase"] in RUNS else None
     now = (known.get("alarms") or {}) if job["phase"] in RUNS else {}
     alarms = [text for text in now.values() if text != cause_words(job, known)]
     wrong = [*filter(None, [cause_words(job, known)]), *alarms]
@@ -72,8 +73,8 @@ def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None, moments: S
         GridCell(job["name"], link=job_link(job["name"])),
         GridCell(job["phase"], tone=state_colour(job["phase"]), chip=True),
         GridCell(
-            format_rate(known.get("events_per_s")),
-            known.get("events_per_s"),
+            format_rate(rate),
+            rate,
             spark=spark_points([each.events_per_s for each in moments]),
         ),
         _figure(format_count, total),

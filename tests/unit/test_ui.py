@@ -446,6 +446,18 @@ def test_a_job_that_trains_with_fewer_than_it_may_is_told_above_its_figures():
     assert notes(present=3, spares=0, waits="") == [("", "This job has 3 trainers, of 2 to 3.")]
 
 
+def test_the_head_has_no_rate_of_a_job_at_rest_and_no_commit_before_the_first():
+    def shown(phase, **commit):
+        figures = {"events_per_s": 7.0, "samples_per_s": 35.0, "commit": {"writing": True, "age_s": 3.0, **commit}}
+        head = job_page.head_figures({**figures_of(read(Status, figures)).model_dump(), **job(phase)})
+        return [head[key][:2] for key in ("events_per_s", "committed")]
+
+    assert shown("training", version=0) == [("7.0", "35 samples/s"), ("–", "writing the first")]
+    assert shown("training", version=5) == [("7.0", "35 samples/s"), ("5", "writing the next")]
+    assert shown("stopped", version=5) == [("–", ""), ("5", "3.0 s ago")]
+    assert shown("stopped", version=0) == [("–", ""), ("–", "none yet")]
+
+
 def test_a_job_that_tunes_says_how_far_it_is_and_then_what_it_has_chosen():
     def notes(**tuning):
         figures = figures_of(read(Status, {"tuning": tuning})).model_dump()
