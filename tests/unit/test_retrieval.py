@@ -200,8 +200,15 @@ CATALOGUES = {
         "item 2: has no 'kind'",
     ),
     "twice": ([{"item": "a", "kind": [], "price": 1}] * 2, "items 1 and 2 have the same 'item', 'a'"),
-    "not a number": ([{"item": "a", "kind": [], "price": math.nan}], "'price' has a number that is not finite"),
-    "too large": ([{"item": "a", "kind": [], "price": 1e39}], "'price' has a number that is not finite"),
+    "not a number": (
+        [{"item": "a", "kind": [], "price": 1}, {"item": "b", "kind": [], "price": math.nan}],
+        "item 2: 'price' has a number that is not finite",
+    ),
+    "too large": ([{"item": "a", "kind": [], "price": 1e39}], "item 1: 'price' has a number that is not finite"),
+    "an empty value": (
+        [{"item": "a", "kind": ["x", "y"], "price": 1}, {"item": "b", "kind": [None], "price": 1}],
+        "item 2: 'kind' has an empty value in a list",
+    ),
     "another size": ([{"item": "a", "kind": [], "price": [1.0, 2.0]}], "item 1: 'price' has 2 numbers; the slot has 1"),
     "another type": ([{"item": 5, "kind": [], "price": 1}], "cannot be read"),
     "several ids": ([{"item": ["a", "b"], "kind": [], "price": 1}], "item 1: has 2 values of 'item'"),

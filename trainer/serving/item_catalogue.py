@@ -238,7 +238,9 @@ def _values(whole: pa.Table, name: str) -> tuple[pa.Array, I64]:
     else:
         offset_I1, values = np.arange(len(column) + 1, dtype=np.int64), column
     if values.null_count:
-        raise CatalogueRefused(f"catalogue: {name!r} has an empty value in a list")
+        raise CatalogueRefused(
+            f"catalogue, item {_item(offset_I1, np.asarray(pc.is_null(values)))}: {name!r} has an empty value in a list"
+        )
     if len(values) > MAX_VALUES:
         raise CatalogueRefused(f"catalogue: {name!r} has {len(values):,} values; at most {MAX_VALUES:,}")
     return values, offset_I1
@@ -270,7 +272,7 @@ def _weighted(whole: pa.Table, name: str, signs: ItemSigns) -> ItemSigns:
     values, offset_I1 = _values(whole, name + WEIGHT)
     if not np.array_equal(offset_I1, signs.offset_I1):
         raise CatalogueRefused(f"catalogue: {name + WEIGHT!r} has not one number for each value of {name!r}")
-    return ItemSigns(signs.sign_N, signs.offset_I1, _finite(values, name + WEIGHT))
+    return ItemSigns(signs.sign_N, signs.offset_I1, _finite(values, offset_I1, name + WEIGHT))
 
 
 def _dense(whole: pa.Table, name: str, size: int) -> F32:
@@ -281,17 +283,24 @@ def _dense(whole: pa.Table, name: str, size: int) -> F32:
         raise CatalogueRefused(
             f"catalogue, item {first + 1}: {name!r} has {lengths[first]} numbers; the slot has {size}"
         )
-    return _finite(values, name).reshape(-1, size)
+    return _finite(values, offset_I1, name).reshape(-1, size)
 
 
-def _finite(values: pa.Array, name: str) -> F32:
+def _item(offset_I1: I64, wrong_N: Bools) -> int:
+    """The number of the item, from 1, with the first wrong value."""
+    return int(np.searchsorted(offset_I1, int(np.argmax(wrong_N)), side="right"))
+
+
+def _finite(values: pa.Array, offset_I1: I64, name: str) -> F32:
     try:
         with np.errstate(over="ignore"):
             found: F32 = values.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32)
     except pa.ArrowException as error:
         raise CatalogueRefused(f"catalogue: {name!r} is no number: {error}") from None
-    if not np.isfinite(found).all():
-        raise CatalogueRefused(f"catalogue: {name!r} has a number that is not finite, or too large")
+    if not (is_finite_N := np.isfinite(found)).all():
+        raise CatalogueRefused(
+            f"catalogue, item {_item(offset_I1, ~is_finite_N)}: {name!r} has a number that is not finite, or too large"
+        )
     return found
 
 
