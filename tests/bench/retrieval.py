@@ -3,8 +3,9 @@
 Clicks of the news data (ebnerd, `HEADRACE_DATA`) arrive pass by pass. Before a pass arrives, the articles of its clicks
 are looked for: by a replica that follows the job (*live*), by one that gets its versions once an hour of event time
 (*frozen an hour*), by the most clicked articles of the last hours, and by item-item co-visitation: articles that were
-clicked within five clicks of a reader, filled up with the most clicked ones. Recall@k is the share of an impression's
-clicked articles among k, the hit rate whether one of them is; means over all impressions after the first day.
+clicked within five clicks of a reader, filled up with the most clicked ones. *Fading count* is what `popularity`
+counts, without towers. Recall@k is the share of an impression's clicked articles among k, the hit rate whether one of
+them is, nDCG@10 of binary gains; means over all impressions after the first day.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from tests.bench.w1 import ROOT
 IMPRESSIONS = DATA / "ebnerd" / "impressions.jsonl.gz"
 DAY_S, HOUR_S = 86_400, 3_600
 AT = (20, 100)
+RANKED = 10
 HISTORY = 10
 BACK = 5
 """Clicks of a reader that co-visitation looks back at."""
@@ -202,6 +204,23 @@ class Popular:
                 self._count[article] += 1
 
 
+class FadingCount:
+    """The articles with most clicks, where each click weighs less with each one after it."""
+
+    def __init__(self, memory: int, articles: int) -> None:
+        self._kept, self._count_A = 1 - 1 / memory, np.zeros(articles)
+
+    def found(self, impressions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        best = np.argsort(-self._count_A, kind="stable")[: max(AT)]
+        return [best[self._count_A[best] > 0].tolist()] * len(impressions)
+
+    def learn(self, impressions: Sequence[Mapping[str, Any]]) -> None:
+        for each in impressions:
+            for article in each["clicked"]:
+                self._count_A *= self._kept
+                self._count_A[article] += 1
+
+
 class CoVisitation:
     """Articles that readers clicked near those that this reader clicked last."""
 
@@ -235,7 +254,7 @@ class Tally:
     """Sums of recall and hits of one method."""
 
     def __init__(self) -> None:
-        self.count, self.recall, self.hits = 0, Counter[int](), Counter[int]()
+        self.count, self.recall, self.hits, self.ndcg = 0, Counter[int](), Counter[int](), 0.0
 
     def add(self, clicked: Sequence[int], found: Sequence[int]) -> None:
         self.count += 1
@@ -243,9 +262,13 @@ class Tally:
             hits = len({*clicked} & {*found[:k]})
             self.recall[k] += hits / len({*clicked})
             self.hits[k] += bool(hits)
+        wanted = {*clicked}
+        gain = sum(1 / np.log2(2 + place) for place, article in enumerate(found[:RANKED]) if article in wanted)
+        self.ndcg += gain / sum(1 / np.log2(2 + place) for place in range(min(RANKED, len(wanted))))
 
     def line(self, name: str) -> str:
         values = [f"{part[k] / max(1, self.count):.4f}" for part in (self.recall, self.hits) for k in AT]
+        values.append(f"{self.ndcg / max(1, self.count):.4f}")
         return f"| {name} | {' | '.join(values)} |"
 
 
@@ -265,6 +288,7 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[str]:
     methods: dict[str, Method] = {
         "live index": live,
         "index frozen an hour": frozen,
+        "fading count": FadingCount(asked.popularity or DEFAULTS["popularity"], articles[-1] + 1),
         "item-item co-visitation": CoVisitation(),
         **{f"popular in {hours} h": Popular(hours) for hours in (1, 6, 24)},
     }
@@ -299,8 +323,8 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[str]:
             job.terminate()
     took_s = time.monotonic() - begin_s
     yield f"{tallies['live index'].count:,} impressions, passes of {asked.pass_events} events, {took_s:.0f} s"
-    yield "\n| | " + " | ".join(f"{what}@{k}" for what in ("recall", "hit rate") for k in AT) + " |"
-    yield "|---|" + "---|" * 2 * len(AT)
+    yield "\n| | " + " | ".join(f"{what}@{k}" for what in ("recall", "hit rate") for k in AT) + f" | nDCG@{RANKED} |"
+    yield "|---|" + "---|" * (2 * len(AT) + 1)
     yield from (tally.line(name) for name, tally in tallies.items())
 
 
