@@ -28,7 +28,7 @@ OUT = ROOT / "build" / "gpu"
 PEERS = OUT / "fbgemm"
 """FBGEMM is installed here, beside the environment and not in it."""
 WIDTHS = (64, 400)
-OF_GPUS = ("needs_gpu", "DEVICES")
+OF_GPUS = ("needs_gpu", "import DEVICES")
 """A test that names one of these runs on a GPU where there is one."""
 TAIL = 2_000
 """Characters of a failed part's output that are kept."""

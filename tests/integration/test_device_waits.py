@@ -1,9 +1,12 @@
 """With rows on the device the host waits for the device once a step; twice where first-order weights follow events."""
 
 import pytest
+import torch
 
+from headrace.trainer import device_copies
 from headrace.trainer.train import assembly, device_rows, row_learning
 from headrace.trainer.train.loop import TrainLoop
+from tests.fakes.devices import needs_gpu
 from tests.fakes.recording_device import DEVICE, recorded
 from tests.integration.stream_job import write_living_job
 from tests.integration.test_device_row_jobs import SPEC
@@ -40,3 +43,27 @@ def test_the_host_waits_once_a_step_and_bits_are_those_of_the_host(in_batch, wai
     monkeypatch.undo()
     assert len(steps) >= 4 and steps == [["the step"] * waits] * len(steps)
     assert there == run(job, tmp_path / "host", *settings)
+
+
+@needs_gpu
+def test_torch_finds_no_other_wait_on_a_gpu(tmp_path, monkeypatch):
+    """Its debug mode refuses each wait that is not asked for by name, and those that are asked for are counted."""
+    job = write_living_job(tmp_path, num_parts=1, num_lines=240, spec=SPEC)
+    learn, wait, waited = TrainLoop._learn, device_copies.wait_for, []  # noqa: SLF001
+
+    def watched(loop, *given):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return learn(loop, *given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            waited.append("step")
+
+    def counted(device):
+        waited.append("wait")
+        wait(device)
+
+    monkeypatch.setattr(TrainLoop, "_learn", watched)
+    monkeypatch.setattr(device_copies, "wait_for", counted)
+    run(job, tmp_path / "device", "train.device=cuda", "train.rows=device", "tables.default.in_batch=false")
+    assert waited == ["wait", "step"] * (len(waited) // 2) != []

@@ -24,6 +24,7 @@ from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import DenseSgd
+from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.default_rows import (
     DefaultRows,
@@ -175,7 +176,7 @@ def batches_of(num_batches, seed=0):
 
 
 def test_both_kinds_of_pooling_give_the_same_default_row():
-    one, other = (Trainer(pooling=pooling) for pooling in (KernelPooling(2), TorchPooling(CPU)))
+    one, other = (Trainer(pooling=pooling) for pooling in (KernelPooling(2), TorchPooling(DeviceCopies(CPU))))
     for trainer in (one, other):
         trainer.run(batches_of(6))
     assert one.row.all() and np.allclose(one.row, other.row, rtol=1e-4)

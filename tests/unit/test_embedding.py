@@ -10,6 +10,7 @@ from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.config import DenseSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.pserver.config import TableSection
+from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.features.deduplication import Deduplicator, tables_of
 from headrace.trainer.features.model_inputs import inputs_of
 from headrace.trainer.features.pooling import KernelPooling, TorchPooling
@@ -69,7 +70,7 @@ def run(pooling, samples):
 def test_kernels_and_torch_give_the_same_cells_and_gradients(num_samples, data):
     samples = samples_of(sample_columns(data.draw, num_samples), num_samples)
     _, _, by_kernel, kernel_grads = run(KernelPooling(2), samples)
-    _, _, by_torch, torch_grads = run(TorchPooling(torch.device("cpu")), samples)
+    _, _, by_torch, torch_grads = run(TorchPooling(DeviceCopies(torch.device("cpu"))), samples)
     for name in by_kernel.vectors:
         assert torch.allclose(by_kernel.vectors[name], by_torch.vectors[name])
     for name in by_kernel.sequences:
@@ -127,7 +128,7 @@ def test_the_fast_path_for_one_id_per_slot_gives_the_same_numbers(num_threads):
     assert look.cell_N is None
     rows_UD = rng.normal(size=(len(look.keys.keys_U), 5)).astype(np.float32)
     results = []
-    for pooling in (KernelPooling(num_threads), TorchPooling(torch.device("cpu"))):
+    for pooling in (KernelPooling(num_threads), TorchPooling(DeviceCopies(torch.device("cpu")))):
         leaf = pooling.cells(look, rows_UD)
         (leaf * torch.arange(leaf.numel()).view_as(leaf)).sum().backward()
         results.append((leaf.detach().numpy(), *pooling.gradients(look, leaf)))

@@ -19,6 +19,7 @@ from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.dense_optimizers import DenseAdam
+from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling
@@ -46,7 +47,9 @@ TABLE = TableSection(
 TASKS = [TaskSection(name="y", label="y")]
 TOLERANCE = 1e-6
 CPU = torch.device("cpu")
-POOLINGS = pytest.mark.parametrize("pooling", [KernelPooling(1), TorchPooling(CPU)], ids=["kernels", "torch"])
+POOLINGS = pytest.mark.parametrize(
+    "pooling", [KernelPooling(1), TorchPooling(DeviceCopies(CPU))], ids=["kernels", "torch"]
+)
 
 
 class Net(nn.Module):

@@ -21,6 +21,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.kernel_cache import njit
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Floats, absent
+from headrace.trainer.device_copies import sent
 
 PREFIX = "default_row."
 """Prefix before the table's name, in the names of dense tensors and in `headrace import --dense`."""
@@ -103,7 +104,7 @@ class DefaultRows:
             return
         row, sum_D = self._rows[table], np.empty(grads_UD.shape[1], np.float32)
         sum_chosen(grads_UD, readers[table], sum_D)
-        gradient = torch.from_numpy(sum_D).to(row.device)
+        gradient = sent(sum_D, row.device)
         if row.grad is None:
             row.grad = gradient
         else:

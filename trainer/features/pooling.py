@@ -120,17 +120,17 @@ class KernelPooling(_HostSums):
 class TorchPooling(_HostSums):
     """Pooling by torch operations, on any device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, copies: DeviceCopies) -> None:
+        self._device, self._there = copies.device, copies.there
 
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
         rows = sent(_array(rows_UD)[:, : look.table.width], self._device)
-        expanded = rows.index_select(0, sent(look.inverse_N, self._device))
+        expanded = rows.index_select(0, self._there(look.inverse_N))
         if look.cell_N is not None and look.scale_N is not None:
             cells = torch.zeros((look.num_cells, look.table.width), device=self._device)
-            scaled = expanded * sent(look.scale_N, self._device)[:, None]
-            expanded = cells.index_add_(0, sent(look.cell_N, self._device), scaled)
+            scaled = expanded * self._there(look.scale_N)[:, None]
+            expanded = cells.index_add_(0, self._there(look.cell_N), scaled)
         return expanded.requires_grad_()
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
@@ -138,9 +138,9 @@ class TorchPooling(_HostSums):
         if leaf.grad is not None:
             by_occurrence = leaf.grad
             if look.cell_N is not None and look.scale_N is not None:
-                by_occurrence = leaf.grad.index_select(0, sent(look.cell_N, self._device))
-                by_occurrence = by_occurrence * sent(look.scale_N, self._device)[:, None]
-            grads.index_add_(0, sent(look.inverse_N, self._device), by_occurrence)
+                by_occurrence = leaf.grad.index_select(0, self._there(look.cell_N))
+                by_occurrence = by_occurrence * self._there(look.scale_N)[:, None]
+            grads.index_add_(0, self._there(look.inverse_N), by_occurrence)
         grads_UD = grads.cpu().numpy()
         return grads_UD, bool(np.isfinite(grads_UD).all())
 
@@ -210,11 +210,14 @@ def _array(floats: Floats) -> F32:
     return floats
 
 
-def pooling_for(device: torch.device, num_threads: int, rows_there: DeviceCopies | None = None) -> Pooling:
-    """The pooling for a device. `rows_there`: rows are on the device, with whose copies it works."""
-    if rows_there is not None:
-        return DevicePooling(rows_there)
-    return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(device)
+def pooling_for(
+    device: torch.device, num_threads: int, copies: DeviceCopies | None = None, *, rows_on_device: bool = False
+) -> Pooling:
+    """The pooling for a device. `copies`: those of the trainer."""
+    copies = copies or DeviceCopies(device)
+    if rows_on_device:
+        return DevicePooling(copies)
+    return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(copies)
 
 
 @dataclass(slots=True)

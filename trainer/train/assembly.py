@@ -277,7 +277,7 @@ def _stepper(
 ) -> Stepper:
     job, ranks, device = setup.job, setup.ranks, setup.device
     copies = DeviceCopies(device)
-    pooling = pooling_for(device, torch.get_num_threads(), copies if job.train.rows == "device" else None)
+    pooling = pooling_for(device, torch.get_num_threads(), copies, rows_on_device=job.train.rows == "device")
     apart = _measures_apart(job, model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     settings = StepSettings(
