@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 
 from headrace.failpoints import Failpoint
+from headrace.service.faults.export_comparison import differing, export_violations, exported_of
+from headrace.service.spec.job import load_job
+from tests.e2e.test_examples import CRITEO, EXAMPLES, NEWS, criteo_data, first_lines, news_data, paths, report_of
+from tests.faults.test_joins_killed import write_jobs
 from tests.integration.stream_job import LIVING, headrace, write_living_job
 from tests.integration.trainer_here import closes, killed, run
 from tests.jobs import changed
@@ -100,3 +104,66 @@ def test_several_trainers_go_on_from_commits_of_rows_on_a_shard_and_back(tmp_pat
                 later[number - 1].with_suffix(".txt").write_text(later[number - 1].read_text())
             ends[name] = on_trainers(job, name, 2, *settings)
     assert ends["first"] == ends["then"]
+
+
+def on_devices_and_not(world: int) -> dict[str, list[str]]:
+    """Settings of so many trainers by the place of rows; shards are as many in both, so exports have the same files."""
+    shards = world if world > 1 else 0
+    workers = [f"cluster={{trainers={world},shards={shards}}}", "train.threads=1", "train.matmul=mkl"]
+    return {"host": workers, "device": [*workers, DEVICE]}
+
+
+WORLDS = pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
+EVENTS = 600
+
+
+@WORLDS
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "source", "data"),
+    [
+        pytest.param("criteo", "lines", CRITEO, marks=[criteo_data, pytest.mark.slow]),
+        pytest.param("news", "impressions", NEWS, marks=news_data),
+    ],
+)
+def test_the_examples_have_the_same_bits_with_any_number_of_trainers(name, source, data, world, tmp_path):
+    part = first_lines(data, EVENTS, tmp_path / "part.gz")
+    found = [
+        report_of(
+            EXAMPLES / name / "job.toml", tmp_path / where, paths(source, part), "passes.max_events=200", *settings
+        )
+        for where, settings in on_devices_and_not(world).items()
+    ]
+    assert found[0]["events"] == EVENTS
+    assert [each["digest"] for each in found] == [found[0]["digest"]] * 2
+    assert found[0]["halves"] == found[1]["halves"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_exports_are_the_same_with_any_number_of_trainers(world, tmp_path):
+    spec = changed(
+        LIVING, {key: None for key in ("tables.default.extend_at", "tables.default.slots.history.extend_at")}
+    )
+    job, found = write_living_job(tmp_path, num_parts=1, num_lines=240, spec=spec), []
+    for where, settings in on_devices_and_not(world).items():
+        places = [f"exports.{name}.path={tmp_path / where / name}" for name in ("serving", "thin")]
+        given = [*settings, *places, "passes.max_events=60"]
+        assert headrace(job, *given, store=where).code == 0
+        loaded = load_job(job, [f"store.path={where}", *given])
+        assert not [*export_violations(loaded, loaded.store / "log")]
+        found.append(exported_of(loaded, loaded.store / "log"))
+    assert len(found[0]) > 20 and not differing(*found)
+
+
+@WORLDS
+def test_late_labels_have_the_same_bits_with_any_number_of_trainers(world, tmp_path):
+    write_jobs(tmp_path)
+    reports = [
+        headrace(tmp_path / "job.toml", *settings, store=where).report
+        for where, settings in on_devices_and_not(world).items()
+    ]
+    ends = [{key: each[key] for key in ("digest", "metrics", "samples", "events")} for each in reports]
+    assert ends[0] == ends[1] and ends[0]["samples"] > 200
