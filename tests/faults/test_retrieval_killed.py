@@ -37,6 +37,8 @@ USERS = [{"a": a, "history": [a, 2 * a], "d": [0.1 * a, 1.0]} for a in range(20)
 VICTIMS = ("shard-0", "trainer-0", "launcher", "replica")
 EXPORTS, STREAM = 'exports={serving={delta="72h", clock="wall"}}', "serving"
 WITHIN_S = 100.0
+EXPORT_S = 300.0
+"""Exporters have a low priority: they wait for all others."""
 
 
 class Followed:
@@ -62,7 +64,7 @@ class Followed:
         assert "the value has no row from version" in said[0]
 
     def export(self, kind):
-        make_export(self.job.store, STREAM, kind, Deadline.after(WITHIN_S))
+        make_export(self.job.store, STREAM, kind, Deadline.after(EXPORT_S))
         return Export.open(self.job.store / "exports" / STREAM / "small")
 
     def arrive(self):
@@ -150,7 +152,7 @@ def assert_gone_from_files(followed):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_items_are_found_as_from_scratch_after_each_death(tmp_path, start):  # noqa: F811
     followed = Followed(tmp_path, start, 1 + len(VICTIMS))
     try:
@@ -169,7 +171,7 @@ def test_items_are_found_as_from_scratch_after_each_death(tmp_path, start):  # n
 @pytest.mark.parametrize("seed", range(4))
 def test_items_are_found_as_from_scratch_after_deaths_at_any_time(tmp_path, start, seed):  # noqa: F811
     chance, deaths = random.Random(seed), 12
-    spec = changed(SPEC, {"cluster": {"trainers": 2, "shards": 2}})
+    spec = changed(SPEC, {"cluster": {"trainers": 2, "shards": 2, "max_restarts": 1000}})
     followed = Followed(tmp_path, start, 1 + deaths, spec)
     try:
         followed.begin()
