@@ -210,8 +210,9 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
         if self._known is not None and self._answered_again(self._known, data):
             return
         self._num_read, self._num_begun, self._num_answered = len(data), 0, 0
+        whole = not self._is_within
         super().data_received(data)
-        if self._num_answered == self._num_begun == 1 and not self._is_within:
+        if whole and self._num_answered == self._num_begun == 1 and not self._is_within:
             self._known = self._head_of(data)
         if self._held is not None and not self.transport.is_closing():
             self._hand_over(self._held)  # the rest of its body may take long

@@ -73,7 +73,8 @@ class Followed:
         self.job_file.arrive(self._passes)
 
     def trained(self):
-        until(self.job, lambda status: status["events"] >= self._passes * PASS_EVENTS, f"pass {self._passes}")
+        events = self._passes * PASS_EVENTS
+        until(self.job, lambda status: status["events"] >= events, f"pass {self._passes}", WITHIN_S)
 
     def kill(self, victim):
         """End a process, and start what nobody else starts again."""
@@ -128,7 +129,7 @@ def from_scratch(store):
     while True:
         feed = FeedUpdates(feed_address.in_store(store))
         try:
-            if (update := feed.next(Deadline.after(5))) is not None:
+            if (update := feed.next(deadline)) is not None:
                 assert update.whole
                 return FromScratch(update)
         except Unavailable:

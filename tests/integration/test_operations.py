@@ -40,9 +40,9 @@ def start(followed):
         job.kill()
 
 
-def until(job, true_of, what):
+def until(job, true_of, what, within_s=60.0):
     """Ask its rank 0, which may be starting, until `true_of` its status."""
-    deadline = Deadline.after(60)
+    deadline = Deadline.after(within_s)
     while True:
         try:
             with JobClient(job.store).rank0() as client:

@@ -157,13 +157,18 @@ def sent(address, *parts, until=1):
     """What comes back for bytes that are sent one after another, without its dates."""
     with socket.create_connection(address, 10) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found = b""
         for part in parts:
             client.sendall(part)
-        while found.count(b"HTTP/1.1 ") < until or not found.endswith(b"}"):
-            if not (more := client.recv(1 << 16)):
-                break
-            found += more
+        return received(client, until)
+
+
+def received(client, until):
+    """So many answers, without their dates."""
+    found = b""
+    while found.count(b"HTTP/1.1 ") < until or not found.endswith((b"}", b"]")):
+        if not (more := client.recv(1 << 16)):
+            break
+        found += more
     return re.sub(rb"date: [^\r]*\r\n", b"", found)
 
 
@@ -212,6 +217,17 @@ def test_answers_at_once_have_the_bytes_of_the_application(tmp_path):
     assert found[True]["twenty at once"].count(b"HTTP/1.1 200") == 20
 
 
+def test_the_rest_of_a_request_may_come_with_one_for_the_application(tmp_path):
+    served = Served(tmp_path).serve(1)
+    for cut in (30, GOOD.index(b"{") - 1):
+        with answering(served) as address, socket.create_connection(address, 10) as client:
+            client.sendall(GOOD + GOOD[:cut])
+            first = received(client, 1)
+            client.sendall(GOOD[cut:] + post({}, path="/v2/repository/index"))
+            second, _, index = received(client, 2).partition(b"}]}")
+            assert first == second + b"}]}" and index.startswith(b"HTTP/1.1 200") and b'"small"' in index
+
+
 def in_turn(address, requests):
     """The answers to requests of one connection, each sent when the one before is answered, without their dates."""
     answers = []
@@ -251,10 +267,10 @@ def test_requests_with_a_known_head_have_the_answers_of_the_application(tmp_path
 
 
 def test_a_connection_with_known_heads_is_open_while_it_is_used_and_then_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
     served = Served(tmp_path).serve(1)
     with answering(served) as address, socket.create_connection(address, 10) as client:
-        used = Deadline.after(0.5)
+        used = Deadline.after(1.5)
         while not used.passed():
             client.sendall(GOOD)
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
