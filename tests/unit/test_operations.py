@@ -27,7 +27,7 @@ from headrace.trainer.job_status import OperationsStatus
 from headrace.trainer.journal.job_history import JobHistory, ReplayedPass
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.journal.records import SlotOperation
+from headrace.trainer.journal.records import ForgetOperation, SlotOperation
 from headrace.trainer.rank0 import operations
 from headrace.trainer.rank0.job_in_force import JobInForce, cut_of
 from headrace.trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate
@@ -216,6 +216,9 @@ def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(wor
     slots = {slot.name: slot.group for slot in Schema.of(world.job.slots).sparse}
     signs = {name: [sign_of(key, of) for of, key in rows if of == own] for name, own in slots.items()}
     assert update.forgotten == {name: found for name, found in signs.items() if found} and signs["user"][0] == 7
+    histories = [{"table": "histories", "group": group, "keys": [8]}]
+    forgotten = ForgetOperation(id="f", slot="user", table="default", group=group, key=2, also=histories)
+    assert world.operator.job.forgotten([forgotten]) == {"user": [sign_of(2, group)]}, "a row of another table is no value"
     assert "also" not in world.operator.state()["acted"][0]
     world.restarted()
     world.number = 0

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.trainer.exports.onnx_model import DenseGraph
+from headrace.trainer.replica import known_requests
 from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
-from headrace.trainer.replica.known_requests import MAX_TEMPLATES, KnownRequests
+from headrace.trainer.replica.known_requests import LEARNT_EVERY, MAX_TEMPLATES, KnownRequests
 from headrace.trainer.replica.request_templates import RequestTemplate, places_of, read_reference
 from headrace.trainer.replica.serving_model import ServingModel
 from tests.fakes.served import model_json, template
@@ -107,3 +108,14 @@ def test_templates_are_few_and_learnt_ever_more_rarely():
     assert len(known._templates) == MAX_TEMPLATES
     ((_, layout), *_) = known._templates
     assert layout.num_read == 64
+
+
+def test_requests_of_ever_new_layouts_rarely_make_templates(monkeypatch):
+    known, made = KnownRequests(reader()), []
+    monkeypatch.setattr(known_requests, "RequestTemplate", lambda *given: made.append(1) or RequestTemplate(*given))
+    for number in range(200):
+        request = told([1, 2, *range(2 + number % 70)], 0.5)
+        request["inputs"][1]["shape"] = [1, 2 + number % 70]
+        for _ in range(2):
+            assert known.read(json.dumps(request).encode(), b"", lambda: None) is not None
+    assert MAX_TEMPLATES < len(made) <= MAX_TEMPLATES + 400 // LEARNT_EVERY

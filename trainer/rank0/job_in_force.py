@@ -111,9 +111,10 @@ class JobInForce:
         found: dict[str, list[int]] = {}
         for each in operations:
             if isinstance(each, ForgetOperation):
-                keys = [(each.group, each.key), *((of["group"], key) for of in each.also or () for key in of["keys"])]
+                others = (((of["table"], of["group"]), key) for of in each.also or () for key in of["keys"])
+                rows = [((each.table, each.group), each.key), *others]
                 for slot in self.schema.sparse:
-                    signs = [sign_of(key, group) for group, key in keys if group == slot.group]
+                    signs = [sign_of(key, slot.group) for of, key in rows if of == (slot.sparse.table, slot.group)]
                     found.setdefault(slot.name, []).extend(signs)
         return {name: signs for name, signs in found.items() if signs}
 

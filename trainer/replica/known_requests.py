@@ -35,6 +35,8 @@ MAX_LAYOUTS = 64
 SIGNS = ("UINT64", "INT64")
 MAX_TEMPLATES = 4
 """Each costs other requests a comparison of their first bytes."""
+LEARNT_EVERY = 16
+"""Requests between two templates, once there are so many: a template costs more than to parse its request."""
 MAX_OFFSETS = 1 << 16
 """Most offsets of a layout that is kept: half a megabyte."""
 
@@ -130,6 +132,7 @@ class KnownRequests:
         self.reader, self._layouts = reader, dict[Any, _Layout]()
         self._templates: tuple[tuple[RequestTemplate, _Layout], ...] = ()
         """The newest first."""
+        self._num_parsed = self._learnt_at = 0
 
     def read(self, head: bytes, raw: bytes, again: Callable[[], object]) -> KnownRequest | None:
         """The request in a body's JSON and raw bytes; None for one that is not read here."""
@@ -167,9 +170,13 @@ class KnownRequests:
     def _learn_template(self, head: bytes, layout: _Layout, inputs: InferenceInputs) -> None:
         """Make a template of a request, ever more rarely of those of one layout that differ in more than numbers."""
         layout.num_read += 1
+        self._num_parsed += 1
         is_due = layout.num_read > 1 and layout.num_read & (layout.num_read - 1) == 0
+        if len(self._templates) == MAX_TEMPLATES and self._num_parsed - self._learnt_at < LEARNT_EVERY:
+            return
         if not is_due or b"\\" in head or any(each.any_text for each in layout.tables):
             return
+        self._learnt_at = self._num_parsed
         signs = [place for table in layout.tables for place in table.places]
         to_H = places_of(layout.sizes, signs, [place for _, place, _ in layout.dense])
         sign_S = np.concatenate([_NO_SIGNS, *(each.sign_N for each in inputs.signs)])
