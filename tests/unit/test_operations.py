@@ -218,7 +218,7 @@ def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(wor
     assert update.forgotten == {name: found for name, found in signs.items() if found} and signs["user"][0] == 7
     histories = [{"table": "histories", "group": group, "keys": [8]}]
     forgotten = ForgetOperation(id="f", slot="user", table="default", group=group, key=2, also=histories)
-    assert world.operator.job.forgotten([forgotten]) == {"user": [sign_of(2, group)]}, "a row of another table is no value"
+    assert world.operator.job.forgotten([forgotten]) == {"user": [sign_of(2, group)]}, "no row of another table"
     assert "also" not in world.operator.state()["acted"][0]
     world.restarted()
     world.number = 0
