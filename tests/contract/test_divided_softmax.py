@@ -29,6 +29,7 @@ from headrace.trainer.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from headrace.trainer.models.contract import Inputs, Shape, Targets
 from headrace.trainer.models.next_item import NextItem
 from headrace.trainer.models.settings import NextItemSettings
+from tests.fakes.recording_device import DEVICE, recorded
 from tests.fakes.thread_ranks import on_ranks
 
 TOLERANCE = 1e-5
@@ -342,6 +343,22 @@ def test_classes_that_are_not_drawn_stay_as_they_are():
     saved, _ = trained(SingleRank(), section, [5], range(1), draws)
     moved = (saved["model.classes"] != initial_rows(SEED, DIM, 0, 90)).any(1)
     assert 0 < int(moved.sum()) < 45 and torch.equal(moved, (saved["classes.sum"] != 0).any(1))
+
+
+def test_the_count_of_steps_goes_on_after_a_restart_on_a_device():
+    """Torch counts Adagrad's steps on the host."""
+    section, place_K = DenseSection(optimizer=OPTIMIZERS["adagrad"]), torch.tensor([1, 5])
+    saved, _ = trained(SingleRank(), section, [5], range(3))
+    with recorded():
+        model = Items(90, SingleRank())
+        model.class_rows = rows = ClassRows(90, DIM, 0, 1, SEED, DEVICE)
+        strategy = dense_strategy(model, section, SingleRank())
+        strategy.load(saved)
+        for _ in range(2):
+            strategy.clear()
+            rows.add(place_K.to(DEVICE), torch.ones(2, DIM).to(DEVICE))
+            strategy.step()
+        assert (saved["classes.step"], strategy.consolidate()["classes.step"]) == (3, 5)
 
 
 @given(st.integers(1, 5000), st.integers(1, 9))

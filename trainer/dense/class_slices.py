@@ -92,6 +92,8 @@ class ClassSlices(DenseStrategy):
         whole = {name: self._of_classes.state[name].view_as(self._rows.weights_NV) for name in self._vectors_of_classes}
         optimizer.state = self._of_classes.state | {name: each[place_K].view(-1) for name, each in whole.items()}
         optimizer.step(gradient_KV.view(-1))
+        if STEP in optimizer.state:  # another tensor where the optimizer counts on the host
+            self._of_classes.state[STEP] = optimizer.state[STEP]
         self._rows.weights_NV[place_K] = drawn_KV
         for name, each in whole.items():
             each[place_K] = optimizer.state[name].view_as(drawn_KV)
