@@ -61,7 +61,10 @@ def test_torch_finds_no_other_wait_on_a_gpu(tmp_path, monkeypatch):
 
     def counted(device):
         waited.append("wait")
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
         wait(device)
+        torch.cuda.set_sync_debug_mode(mode)
 
     monkeypatch.setattr(TrainLoop, "_learn", watched)
     monkeypatch.setattr(device_copies, "wait_for", counted)
