@@ -1,5 +1,7 @@
 """A step of several micro-batches learns what one batch of all their samples learns; its rows are pushed once."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from headrace.pserver.admission_entries import CountEntry
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import Keys, StepScale
 from headrace.pserver.row_optimizers import Adagrad
+from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseSection
@@ -161,6 +164,49 @@ def assert_same(found, wanted):
         for name in ours:
             assert np.allclose(np.asarray(ours[name]), np.asarray(theirs[name]), rtol=0, atol=TOLERANCE), name
     assert max(float(np.abs(rows_UD).max()) for rows_UD in wanted[1].values()) > 0, "keys were admitted"
+
+
+class WatchedPooling(KernelPooling):
+    """Knows its cells, and does not hold them."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.made = []
+
+    def cells(self, look, rows_UD):
+        leaf = super().cells(look, rows_UD)
+        self.made.append(weakref.ref(leaf))
+        return leaf
+
+
+class WithOwnLoss(Net):
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs | {"inner": outputs["y"] * 2}
+
+    def losses(self, outputs, inputs):
+        return {"size": outputs["inner"].square()}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["measured", "measured apart"])
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+@pytest.mark.parametrize("net", [Net, WithOwnLoss])
+def test_a_step_holds_the_cells_of_one_micro_batch_at_a_time(net, weight, apart):
+    settings = StepSettings(schema=SCHEMA, tasks=TASKS, train=TrainSection(), measures_apart=apart)
+    pooling = WatchedPooling()
+    stepper = Stepper(net(), settings, pooling, CPU)
+    with w.job(0, 1, {"default": TABLE}) as made:
+        made.one.open_pass(1, w.soon())
+        batch = Rank(SingleRank(), made.one, micro_batch=3).maker.make(1, samples(12, 1))
+        rows, kept, sums = made.one.pull(batch.prepared, w.soon()), [], RowSums.of(batch)
+        for each in micro_batches(batch):
+            measured = stepper.measured(each, rows, {"y": weight})
+            forward = stepper.forward(each, rows, {"y": weight})
+            stepper.backward(each, forward, sums)
+            kept.append((each, measured or forward))
+            assert all(leaf() is None for leaf in pooling.made)
+    assert len(pooling.made) == (8 if apart else 4)
+    assert [len(each.prediction_B["y"]) for _, each in kept] == [3] * 4, "what the host reads is there"
 
 
 LAWS = settings(max_examples=8, deadline=None)

@@ -42,7 +42,7 @@ class ForwardResult:
     loss: Tensor
     """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
     leaves: dict[str, Tensor]
-    """Cells by table; autograd fills their gradients. Empty after the backward pass."""
+    """Cells by table; autograd fills their gradients. Empty after the backward pass, and where there is none."""
     readers: Readers
     """Keys that read a default row, by table with a learnt default row."""
     has_weight: bool

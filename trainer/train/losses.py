@@ -75,10 +75,11 @@ class OwnLosses:
     def of_classes(self, batch: TrainingBatch) -> tuple[Tensor | float, dict[str, Tensor]]:
         """(B,) weighted losses of the last batch in the tasks with loss "softmax", and (B,) predictions of each."""
         prediction_B = dict[str, Tensor]()
+        own, self._own = self._own, {}  # nothing holds their graph until the next batch
         total: Tensor | float = 0.0
         for task in self._tasks:
             if task.loss == "softmax":
-                lost_B = self._own.get(task.name, torch.zeros(len(batch.samples), device=self._device)).detach()
+                lost_B = own.get(task.name, torch.zeros(len(batch.samples), device=self._device)).detach()
                 prediction_B[task.name] = torch.exp(-lost_B)
                 weight_B = sent(batch.weight_B[task.name], self._device)
                 total = total + lost_B * weight_B * task.weight

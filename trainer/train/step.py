@@ -186,7 +186,9 @@ class Stepper:
     ) -> ForwardResult:
         """As `forward`, with the model in inference mode (no dropout) and without autograd."""
         with torch.no_grad(), evaluating(self._model.modules()):
-            return self.forward(batch, rows, global_weight)
+            found = self.forward(batch, rows, global_weight)
+        found.leaves = {}
+        return found
 
     def measured(
         self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
@@ -209,11 +211,13 @@ class Stepper:
     def backward(self, batch: TrainingBatch, forward: ForwardResult, sums: RowSums) -> None:
         """Add the gradients of a micro-batch to `sums`. Autograd adds the dense gradients.
 
-        In a step without weight all gradients are 0 on every rank; shows and clicks still count.
+        In a step without weight all gradients are 0 on every rank; shows and clicks still count. The cells and all else
+        that the pass needed may go: a step holds them of one micro-batch at a time.
         """
         self._losses.append(self.copies.later(forward.loss))
         if forward.has_weight:
             self._differentiate(forward)
+        forward.loss = forward.loss.detach()
         sums.flags.append(self.copies.later(torch.isfinite(forward.loss)))
         sums.readers = forward.readers
         sums.add(batch, forward.leaves, self._pooling)
