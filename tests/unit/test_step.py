@@ -241,10 +241,12 @@ def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them
     assert model.training and model.drop.training
     logit_B = (rows["default"].sum(1) + 0.5) / np.sqrt(1 + model.norm.eps)
     assert np.allclose(measured.prediction_B["ctr"], 1 / (1 + np.exp(-logit_B)), atol=1e-6)
-    learnt = own.forward(batch, rows, {"ctr": 3.5})
-    assert not np.allclose(learnt.prediction_B["ctr"], measured.prediction_B["ctr"])
     plain = Stepper(model, PLAIN, KernelPooling(1), torch.device("cpu"))
+    learnt = plain.forward(batch, rows, {"ctr": 3.5})
+    assert not np.allclose(learnt.prediction_B["ctr"], measured.prediction_B["ctr"])
     assert plain.measured(batch, rows, {"ctr": 3.5}) is None
+    mine = own.forward(batch, rows, {"ctr": 3.5})
+    assert not (mine.predictions or mine.measured or mine.calibrated), "the host reads those of `measured` alone"
 
 
 def test_half_precision_keeps_predictions_near():

@@ -1,7 +1,7 @@
 """The input and the results of a forward pass. At the first read the host gets all that it reads of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +47,11 @@ class ForwardResult:
     """Keys that read a default row, by table with a learnt default row."""
     has_weight: bool
     """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
-    predictions: Mapping[str, Later]
-    measured: Mapping[str, Later]
-    calibrated: Mapping[str, CalibratedTask]
-    users: Later | None
+    predictions: Mapping[str, Later] = field(default_factory=dict)
+    """These and the rest are empty in a pass that is not measured."""
+    measured: Mapping[str, Later] = field(default_factory=dict)
+    calibrated: Mapping[str, CalibratedTask] = field(default_factory=dict)
+    users: Later | None = None
 
     @property
     def prediction_B(self) -> dict[str, F32]:

@@ -139,10 +139,10 @@ class Stepper:
     ) -> ForwardResult:
         """Loss and predictions from what the model returned."""
         outputs = self._in_batch.corrected(batch, given.rows, found, global_weight)
-        later, user_BV = self.copies.later, outputs.get(USER_VECTOR)
+        user_BV = outputs.get(USER_VECTOR)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
-        predictions, calibrated = dict[str, Later](), dict[str, CalibratedTask]()
+        predictions, calibrated = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
         for task in self._tasks:
             output = outputs.pop(task.name).float()
             if task.loss == "softmax":
@@ -160,26 +160,28 @@ class Stepper:
             if global_weight[task.name]:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
             sample_loss = sample_loss + loss_B.detach() * task.weight
-            predictions[task.name] = later(prediction)
+            predictions[task.name] = prediction
             if task.name in self.calibration.tasks:
                 if task.label == self._at_once:
                     plain_weight = plain_weight * fake_negative_weights(logit, label)
-                columns = later(output.detach().contiguous()), later(plain_weight)
-                calibrated[task.name] = CalibratedTask(*columns, batch.label_B[task.name])
+                calibrated[task.name] = output.detach().contiguous(), plain_weight
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
         of_classes, prediction_B = self._own_losses.of_classes(batch)
         measured["loss"] = sample_loss + of_classes
-        return ForwardResult(
-            loss=loss,
-            leaves=given.leaves,
-            readers=given.readers,
-            has_weight=any(global_weight.values()),
-            predictions=predictions | {name: later(value) for name, value in prediction_B.items()},
-            measured={name: later(value.detach().float()) for name, value in measured.items()},
-            calibrated=calibrated,
-            users=None if user_BV is None else later(user_BV.detach().float()),
-        )
+        has_weight = any(global_weight.values())
+        result = ForwardResult(loss=loss, leaves=given.leaves, readers=given.readers, has_weight=has_weight)
+        if self._measures_apart and torch.is_grad_enabled():  # the host reads those of `measured`
+            return result
+        later = self.copies.later
+        result.predictions = {name: later(value) for name, value in (predictions | prediction_B).items()}
+        result.measured = {name: later(value.detach().float()) for name, value in measured.items()}
+        result.calibrated = {
+            name: CalibratedTask(later(logit), later(weight), batch.label_B[name])
+            for name, (logit, weight) in calibrated.items()
+        }
+        result.users = None if user_BV is None else later(user_BV.detach().float())
+        return result
 
     def predict(
         self, batch: TrainingBatch, rows: Mapping[str, Floats], global_weight: Mapping[str, float]
