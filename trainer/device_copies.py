@@ -71,7 +71,8 @@ class DeviceCopies:
     def ahead(self, arrays: Iterable[NDArray[Any]]) -> None:
         """Send arrays of the next batch, which `there` then has; those of the batch before are dropped."""
         if self.device.type != "cpu":
-            self._ahead = {id(array): (array, self.send(array)) for array in arrays}
+            once = {id(array): array for array in arrays}
+            self._ahead = {place: (array, self.send(array)) for place, array in once.items()}
 
     def there(self, array: NDArray[Any]) -> Tensor:
         """The array on the device."""

@@ -25,10 +25,11 @@ from headrace.trainer.dense_optimizers import DenseAdam
 from headrace.trainer.device_copies import DeviceCopies
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.features.deduplication import tables_of
-from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling
+from headrace.trainer.features.pooling import KernelPooling, RowSums, TorchPooling, pooling_for
 from headrace.trainer.features.training_batches import BatchMaker, micro_batches, own_figures, step_weights
 from headrace.trainer.train.step import Stepper, StepSettings
 from tests.contract import shards_world as w
+from tests.fakes.recording_device import DEVICE, recorded
 from tests.fakes.thread_ranks import on_ranks
 
 SCHEMA = Schema.of(
@@ -207,6 +208,41 @@ def test_a_step_holds_the_cells_of_one_micro_batch_at_a_time(net, weight, apart)
             assert all(leaf() is None for leaf in pooling.made)
     assert len(pooling.made) == (8 if apart else 4)
     assert [len(each.prediction_B["y"]) for _, each in kept] == [3] * 4, "what the host reads is there"
+
+
+class CountedCopies(DeviceCopies):
+    """Knows what was sent ahead, and what was read."""
+
+    def __init__(self):
+        super().__init__(DEVICE)
+        self.early, self.read = [], []
+
+    def send(self, array):
+        self.early.append(array)
+        return super().send(array)
+
+    def there(self, array):
+        self.read.append(array)
+        return super().there(array)
+
+
+@pytest.mark.parametrize("rows_on_device", [False, True], ids=["rows on the host", "rows on the device"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_what_is_sent_ahead_is_what_the_step_reads(rows_on_device, micro_batch):
+    """Micro-batches have arrays of their own, so nothing goes ahead of them."""
+    copies, settings = CountedCopies(), StepSettings(schema=SCHEMA, tasks=TASKS, train=TrainSection())
+    with recorded(), w.job(0, 1, {"default": TABLE}) as made:
+        pooling = pooling_for(DEVICE, 1, copies, rows_on_device=rows_on_device)
+        stepper = Stepper(Net().to(DEVICE), settings, pooling, DEVICE, copies=copies)
+        made.one.open_pass(1, w.soon())
+        batch = Rank(SingleRank(), made.one, micro_batch=micro_batch).maker.make(1, samples(12, 1))
+        rows, sums = made.one.pull(batch.prepared, w.soon()), RowSums.of(batch)
+        stepper.send_ahead(lambda: batch)
+        for each in micro_batches(batch):
+            stepper.backward(each, stepper.forward(each, rows, {"y": 1.0}), sums)
+    read = {id(each) for each in copies.read} - {id(each) for each in rows.values()}
+    assert {id(each) for each in copies.early} == (read if micro_batch is None else set())
+    assert len({id(each) for each in copies.early}) == len(copies.early), "each once"
 
 
 LAWS = settings(max_examples=8, deadline=None)

@@ -6,7 +6,7 @@ device (`train.rows`), torch operations do it in the order of the kernels, and g
 Shapes: as in trainer.features.lookup_kernels.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +35,10 @@ Finite = bool | Later
 
 class Pooling(Protocol):
     """Rows to cells and back, on one device."""
+
+    def arrays(self, look: TableLookup) -> Sequence[NDArray[Any]]:
+        """Those of a lookup that it reads on the device; not those of a part."""
+        ...
 
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """(C, D) cells of the first D floats of rows: a leaf tensor whose gradient autograd fills."""
@@ -66,6 +70,9 @@ class KernelPooling(_HostSums):
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pooling")
+
+    def arrays(self, look: TableLookup) -> tuple[()]:
+        return ()
 
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         rows_UD = _array(rows_UD)
@@ -123,6 +130,9 @@ class TorchPooling(_HostSums):
     def __init__(self, copies: DeviceCopies) -> None:
         self._device, self._there = copies.device, copies.there
 
+    def arrays(self, look: TableLookup) -> Sequence[NDArray[Any]]:
+        return look.inverse_N, *_scaled(look)
+
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         """The leaf holds the cells of occurrences; `gradients` sums their gradients."""
         rows = sent(_array(rows_UD)[:, : look.table.width], self._device)
@@ -161,6 +171,9 @@ class DevicePooling:
     def __init__(self, copies: DeviceCopies) -> None:
         self._device, self._there, self._copies = copies.device, copies.there, copies
 
+    def arrays(self, look: TableLookup) -> Sequence[NDArray[Any]]:
+        return look.inverse_N, look.order_N, look.start_U1, *_scaled(look)
+
     def cells(self, look: TableLookup, rows_UD: Floats) -> Tensor:
         rows = rows_UD if isinstance(rows_UD, Tensor) else self._there(_array(rows_UD))
         expanded = rows[:, : look.table.width].index_select(0, self._there(look.inverse_N))
@@ -198,11 +211,8 @@ class DevicePooling:
         return self._copies.later(torch.isfinite(sums).all())
 
 
-def arrays_of(lookups: Iterable[TableLookup]) -> Iterator[NDArray[Any]]:
-    """The arrays of lookups that the device needs."""
-    for look in lookups:
-        more = () if look.cell_N is None or look.scale_N is None else (look.cell_N, look.scale_N)
-        yield from (look.inverse_N, look.order_N, look.start_U1, *more)
+def _scaled(look: TableLookup) -> Sequence[NDArray[Any]]:
+    return () if look.cell_N is None or look.scale_N is None else (look.cell_N, look.scale_N)
 
 
 def _array(floats: Floats) -> F32:

@@ -288,12 +288,12 @@ def _stepper(
         measures_apart=apart,
         at_once=None if isinstance(dense, PipelineDense) else label_learnt_at_once(job.join),
     )
+    parts = model, settings, pooling, device
     if not isinstance(dense, PipelineDense):
-        parts = model, settings, pooling, device
         return Stepper(*parts, default_rows=default_rows, kernels=kernels, norms=norms, copies=copies)
     if apart:
         raise SpecError('"inference" does not work with dense.strategy = "pipeline"', "metrics.progressive")
-    stages = PipelineStepper(model, settings, pooling, device, default_rows=default_rows, kernels=kernels, norms=norms)
+    stages = PipelineStepper(*parts, default_rows=default_rows, kernels=kernels, norms=norms, copies=copies)
     stages.open_stages(model, job, dense, ranks)
     return stages
 

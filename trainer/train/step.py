@@ -5,9 +5,11 @@ Shapes: B samples of the batch; those of rows as in trainer.features.lookup_kern
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.dataset.spec.schema import Schema
@@ -18,7 +20,7 @@ from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.device_copies import DeviceCopies, Later
 from headrace.trainer.features.default_rows import DefaultRows
 from headrace.trainer.features.model_inputs import inputs_of
-from headrace.trainer.features.pooling import Pooling, RowSums, arrays_of
+from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.calibration import Calibration
 from headrace.trainer.models.module_checks import check_outputs
@@ -199,9 +201,17 @@ class Stepper:
         return self.predict(batch, rows, global_weight) if self._measures_apart else None
 
     def send_ahead(self, following: Callable[[], TrainingBatch | None]) -> None:
-        """Begin to send what the device needs of the next batch, beside the present step."""
-        if self._device.type != "cpu" and (batch := following()) is not None:
-            self.copies.ahead([*arrays_of(batch.lookups), *batch.label_B.values(), *batch.weight_B.values()])
+        """Begin to send what the device needs of the next batch, beside the present step. Of a batch of several
+        micro-batches nothing goes ahead: each has arrays of its own."""
+        if self._device.type == "cpu":
+            return
+        found, batch = list[NDArray[Any]](), following()
+        if batch is not None and len(batch.ends) == 1:
+            for look in batch.lookups:
+                found += self._pooling.arrays(look)
+            for task in self._tasks:
+                found += () if task.loss == "softmax" else (batch.label_B[task.name], batch.weight_B[task.name])
+        self.copies.ahead(found)
 
     def take_loss(self) -> float:
         """This rank's part of the loss of the batches learnt from since the last call."""
