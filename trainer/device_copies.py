@@ -1,7 +1,7 @@
-"""Copies between the memory of the host and that of a trainer's device, for which the host waits once a step.
+"""Copies between the memory of the host and that of a trainer's device, which make the host wait as little as may be.
 
 On a GPU a plain copy waits until the GPU has done all that it was asked to do. So arrays go there from pinned memory,
-and the host goes on: torch keeps that memory until the copy is done. What the host reads of a step comes after one
+and the host goes on: torch keeps that memory until the copy is done. What is asked for by `later` comes after one
 wait, all of it. Where the device is the CPU nothing is copied. Not yet run on a GPU.
 """
 
@@ -20,7 +20,8 @@ def writable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device, for what is asked of it from now on. It must stay as it is only until this returns."""
+    """The array on the device, for what is asked of it from now on. On the CPU the tensor may share the array's memory:
+    then the array must stay as it is as long as the tensor is read; elsewhere only until this returns."""
     tensor = torch.from_numpy(writable(array))
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -86,11 +87,6 @@ class DeviceCopies:
         found = Later(self._bring)
         self._awaited.append((found, tensor.detach()))
         return found
-
-    def here(self, *tensors: Tensor) -> list[NDArray[Any]]:
-        """Tensors on the host, after one wait for all."""
-        found = [self.later(each) for each in tensors]
-        return [each.array for each in found]
 
     def _bring(self) -> None:
         awaited, self._awaited = self._awaited, []

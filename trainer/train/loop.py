@@ -303,7 +303,7 @@ class TrainLoop:
             parts.dense.look(parts.stepper.copies)
             parts.stepper.send_ahead(parts.exchanges.following)
             parts.progress.step.at(WaitsFor.MODEL)
-        with span(Span.FORWARD):  # the host waits for the device here, and nowhere else
+        with span(Span.FORWARD):  # the first read waits for the device, for all that is read of the step
             for each, forward in forwards:
                 parts.observer.observe(each, forward, step)
                 parts.stepper.calibration.note(forward.moments)
