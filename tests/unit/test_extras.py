@@ -38,6 +38,7 @@ PLACES = {
     "torch": (
         "headrace.trainer.collectives",
         "headrace.trainer.dense",
+        "headrace.trainer.device_copies",
         "headrace.trainer.features",
         "headrace.trainer.models",
         "headrace.trainer.predict",

@@ -6,12 +6,12 @@ that trainer.replica.known_requests has read, and gives what that reads of the s
 Shapes: L bytes of a template without its numbers, H numbers (holes), N bytes of a request, S signs, F floats.
 """
 
-import json
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from headrace import documents
 from headrace.kernel_cache import njit
 from headrace.trainer.serving.slot_layout import F32, I64, U64
 
@@ -67,7 +67,7 @@ def read_reference(
     number = rb"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
     if (found := re.fullmatch(number.join(map(re.escape, literals)), content)) is None:
         return None
-    numbers = dict(zip(to_H, map(json.loads, found.groups()), strict=True))
+    numbers = dict(zip(to_H, (documents.parse(each, "a number") for each in found.groups()), strict=True))
     signs = {place: each for place, each in numbers.items() if place >= 0}
     if not all(type(each) is int and 0 <= each < 1 << 64 for each in signs.values()):
         return None
