@@ -40,7 +40,9 @@ def on_host(job):
     return run(job, job.parent / "host")
 
 
-@pytest.mark.parametrize("more", [(), (LITTLE,), ("tables.default.memory=8MiB",), ("dense.accumulate=2",)])
+@pytest.mark.parametrize(
+    "more", [(), (LITTLE,), ("tables.default.memory=8MiB",), ("train.batch_size=16", "dense.accumulate=2")]
+)
 def test_a_job_has_the_same_bits(job, on_host, more, tmp_path):
     beside = run(job, tmp_path / "host", *more) if more and more != (LITTLE,) else on_host
     assert run(job, tmp_path / "device", DEVICE, *more) == beside
