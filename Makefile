@@ -6,7 +6,7 @@ READY := $(VENV)/.ready-for-tests
 READY_FOR_DEMO := $(VENV)/.ready-for-demo
 LOCK := requirements.lock
 LOCKED ?=
-PYTEST := $(BIN)/pytest tests --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+PYTEST := $(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
@@ -20,11 +20,10 @@ demo: $(READY_FOR_DEMO)
 	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
-	$(PYTEST) -n 2 -m "not long and not kafka and not slow"
+	$(PYTEST) -m "not long and not kafka and not slow"
 
-# Long tests wait a quarter of their time for other processes and deadlines: a third one uses the cores meanwhile.
 test-all: test
-	$(PYTEST) -n 3 -m "(long or kafka) and not slow"
+	$(PYTEST) -m "(long or kafka) and not slow"
 
 # With -j2 the types, which take half of the time, are checked beside the rest.
 check: types style
@@ -51,7 +50,7 @@ gpu: $(READY)
 	$(BIN)/python -m tests.bench.gpu $(if $(DRY),--dry) $(if $(DEVICE),--device $(DEVICE))
 
 soak: $(READY)
-	$(PYTEST) -n 2 -m "not long and not kafka and not slow" --hypothesis-profile soak --timeout 3600
+	$(PYTEST) -m "not long and not kafka and not slow" --hypothesis-profile soak --timeout 3600
 	$(BIN)/pytest tests -m slow --timeout 3600
 	$(BIN)/python -m tests.bench --only long-commits memory-curve
 
