@@ -13,7 +13,7 @@ from tests.machines.external_job import ExternalJob, Output, object_store
 from tests.machines.network import Machine
 from tests.machines.test_external import compared, example
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]  # three minutes; tests/integration/test_ray_jobs.py is of one node
 RAY_PORT = 6379
 NUM_EVENTS = 6_000
 """Enough to be in the middle of the stream when the second node dies."""
