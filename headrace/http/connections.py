@@ -300,8 +300,8 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
     def _answered(self, body: bytes) -> bool:
         """Write the answer to a request whose head is admitted; False where the application is to answer."""
         assert self._answer is not None
-        given = [value for name, value in self.headers if name == LENGTH_OF_HEAD]
-        if len(given) > 1 or not self._written(self._answer(body, given[0].decode("latin-1") if given else None)):
+        given = self._head_lengths()
+        if len(given) > 1 or not self._written(self._answer(body, given[0] if given else None)):
             return False
         self._num_answered += 1
         self._stop()
@@ -326,8 +326,11 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
         found = _LENGTH.search(data, 0, end)
         if found is None or end + int(found[1]) != len(data):
             return None
-        given = [value.decode("latin-1") for name, value in self.headers if name == LENGTH_OF_HEAD]
+        given = self._head_lengths()
         return _KnownHead(data[: found.start(1)], data[found.end(1) : end], self._answer, given[0] if given else None)
+
+    def _head_lengths(self) -> list[str]:
+        return [value.decode("latin-1") for name, value in self.headers if name == LENGTH_OF_HEAD]
 
     def _written(self, answer: HeldAnswer | None) -> bool:
         if answer is None:

@@ -162,8 +162,13 @@ def fact_list(facts: Sequence[tuple[str, str]]) -> None:
 
 def panel(title: str, hint: str = "") -> ui.element:
     """A box with a title; a context for its content."""
+    return titled_panel(title, hint)[0]
+
+
+def titled_panel(title: str, hint: str = "") -> tuple[ui.element, TextElement]:
+    """The same, and its title, whose text may change."""
     with ui.element("section").classes("panel") as box, ui.element("div").classes("title"):
-        heading(title, 2)
+        shown = heading(title, 2)
         if hint:
             ui.label(hint).classes("hint")
-    return box
+    return box, shown

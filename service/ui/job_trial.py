@@ -11,7 +11,7 @@ from nicegui import ui
 from headrace.printable import counted
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
 from headrace.service.ui.format import format_count, format_metric
-from headrace.service.ui.frame import heading, panel
+from headrace.service.ui.frame import panel, titled_panel
 from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 TRY = "tryEvents"
@@ -92,10 +92,8 @@ class TrialPart:
                 self._go = ui.button("Predict", on_click=self._ask).props("unelevated no-caps").mark("try")
             self._said = ui.label(NO_EVENT).classes("hint output").props("role=status")
             self._grid = Grid(SAMPLE_COLUMNS, "", on_open=self._open)
-        with ui.element("section").classes("panel") as self._box:
-            with ui.element("div").classes("title"):
-                self._which = heading("", 2)
-                ui.label("texts of the event stand for the ids that are their hashes").classes("hint")
+        self._box, self._which = titled_panel("", "texts of the event stand for the ids that are their hashes")
+        with self._box:
             self._slots = Grid(SLOT_COLUMNS, "")
         self._box.set_visibility(False)
 
