@@ -62,6 +62,13 @@ class RunningJob:
                 return count(rest.split()[0])
         raise AssertionError(f"the job ended before it trained {number} events:\n{''.join(self.said)}")
 
+    def until_stored(self, within_s: float = 60) -> None:
+        """Wait until it has made its store, which a replica of it needs."""
+        deadline = Deadline.after(within_s)
+        while not self.store.exists():
+            assert not deadline.passed(), f"it made no store:\n{''.join(self.said)}"
+            time.sleep(0.05)
+
     def end(self, within_s: float = 40) -> tuple[int, str]:
         """Wait for its end; exit code and all it said."""
         for _ in self._read_on("it ended", within_s):

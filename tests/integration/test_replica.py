@@ -113,11 +113,9 @@ def tensors(export: Path) -> tuple[list[dict], np.ndarray]:
 @pytest.mark.long
 def test_a_replica_of_either_kind_answers_as_the_job_predicts(tmp_path, start):
     followed = FollowedJob(tmp_path, 3)
-    job, starting = followed.start(EXPORTS), Deadline.after(60)
+    job = followed.start(EXPORTS)
     try:
-        while not job.store.exists():
-            starting.check("the job makes its store")
-            time.sleep(0.05)
+        job.until_stored()
         fed = start("--store", str(job.store))
         for version in (1, 2, 3):  # one by one: several that wait at once come as one
             followed.arrive(version)

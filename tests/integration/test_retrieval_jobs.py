@@ -50,6 +50,7 @@ def test_replicas_retrieve_the_items_of_a_running_job(tmp_path, start):  # noqa:
     job = followed.start(EXPORTS)
     try:
         followed.arrive(1)
+        job.until_stored()
         fed = start("--store", str(job.store))
         fed.until(1)
         _, first = retrieved(fed)
