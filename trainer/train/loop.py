@@ -4,7 +4,6 @@ Every rank makes the same collective calls in the same order. Rank 0 decides (tr
 its decisions. trainer.train.assembly builds the parts; this module only composes them.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,6 @@ import torch
 
 from headrace.dataset.loader.batch_loader import Loader
 from headrace.deadline import Deadline
-from headrace.errors import HeadraceError
 from headrace.pserver.consistency.policy import Consistency
 from headrace.pserver.protocol.shards import Gradients, Shards
 from headrace.pserver.server.commands import LeavePass
@@ -46,12 +44,6 @@ from headrace.trainer.train.step import StepFacts, Stepper
 
 AHEAD_WAIT_S = 0.02
 """Longest wait of all ranks for the plan of the next pass before they train this one; most plans come sooner."""
-
-log = logging.getLogger(__name__)
-
-
-class NonFinite(HeadraceError):
-    """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +254,7 @@ class TrainLoop:
         parts.dense.note(share, parts.stepper.take_loss())
         good = parts.dense.finite() and finite
         following = self._agree(parts.exchanges.following(), good=good)
-        if not self._all_finite(step, following.num_bad):
+        if not parts.stepper.scale.applies(parts.train, parts.progress, step, following.num_bad):
             parts.dense.buffers.restore()
             return parts.exchanges.push(step, batch, None, common.num_samples), following
         parts.stepper.calibration.learn(following.sums)
@@ -321,25 +313,3 @@ class TrainLoop:
                     parts.observer.infer(each, forward, step)
         coming = parts.exchanges.follow()
         return coming, self._agree(coming.batch)
-
-    def _all_finite(self, step: int, num_bad: int) -> bool:
-        """Whether the step may be applied, the same on all ranks. Raises NonFinite with `on_nonfinite = "fail"`.
-
-        `num_bad`: ranks whose loss or gradient is not finite.
-        """
-        parts = self._parts
-        parts.stepper.scale.settle(num_bad == 0)
-        if not num_bad:
-            return True
-        where = f"pass {parts.progress.current}, step {step}: a loss or gradient on {num_bad} rank(s) is not finite"
-        if parts.stepper.scale.adapts and parts.stepper.scale.value > 1:
-            log.info("%s; float16 loss scale lowered to %g", where, parts.stepper.scale.value)
-        elif parts.train.on_nonfinite == "fail":
-            raise NonFinite(
-                f"{where}; lower the learning rates{' or train.loss_scale.initial' if parts.stepper.scale.on else ''}, "
-                'or set dense.clip_norm or train.on_nonfinite = "skip_batch"'
-            )
-        else:
-            log.warning("%s; the step is skipped", where)
-            parts.progress.skipped_steps += 1
-        return False

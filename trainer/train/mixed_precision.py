@@ -1,5 +1,9 @@
-"""Mixed precision: the types in which operations of the model compute, and the scale of the loss for float16."""
+"""Mixed precision: the types in which operations of the model compute, and the scale of the loss for float16.
 
+The scale also says whether a step is applied: it is not where a loss or gradient is not finite.
+"""
+
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,12 +15,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from headrace.codec import plain, typed
-from headrace.errors import SpecError
+from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.config import TrainSection
 from headrace.trainer.loss_scale import MAX_LOSS_SCALE, LossScaleSection
+from headrace.trainer.status.progress import TrainerProgress
+
+log = logging.getLogger(__name__)
 
 LOWER = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By `train.amp`: the lower type; None: all is float32."""
+
+
+class NonFinite(HeadraceError):
+    """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
 
 
 class Precision:
@@ -103,6 +114,27 @@ class LossScale:
             self.value, self._bad = max(1.0, self.value * own.decrease), 0
         elif self._good == own.growth_every:
             self.value, self._good = min(MAX_LOSS_SCALE, self.value * own.growth), 0
+
+    def applies(self, train: TrainSection, progress: TrainerProgress, step: int, num_bad: int) -> bool:
+        """Whether the step may be applied, the same on all ranks; the scale is adjusted.
+
+        `num_bad`: ranks whose loss or gradient is not finite. Raises NonFinite with `on_nonfinite = "fail"`.
+        """
+        self.settle(num_bad == 0)
+        if not num_bad:
+            return True
+        where = f"pass {progress.current}, step {step}: a loss or gradient on {num_bad} rank(s) is not finite"
+        if self.adapts and self.value > 1:
+            log.info("%s; float16 loss scale lowered to %g", where, self.value)
+        elif train.on_nonfinite == "fail":
+            raise NonFinite(
+                f"{where}; lower the learning rates{' or train.loss_scale.initial' if self.on else ''}, "
+                'or set dense.clip_norm or train.on_nonfinite = "skip_batch"'
+            )
+        else:
+            log.warning("%s; the step is skipped", where)
+            progress.skipped_steps += 1
+        return False
 
     def state(self) -> list[float]:
         """The state that a commit holds."""
