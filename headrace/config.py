@@ -4,11 +4,15 @@ A section is a frozen pydantic model in the `config.py` of the package that read
 them. This module has the base class, the units, and reading of TOML with overrides; headrace.validation formats errors.
 """
 
+import ast
+import inspect
 import json
 import math
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -18,11 +22,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     WithJsonSchema,
     model_serializer,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from headrace import documents
 from headrace.default_kinds import with_default_kinds
@@ -49,13 +56,26 @@ MIN_FLOAT32 = 2.0**-126
 class Section(BaseModel):
     """A part of the spec, frozen. Unknown keys are errors, and so are numbers that JSON lacks, as the log is JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
     renamed: ClassVar[Renamed] = {}
     """Of a whole spec: its keys with an old name, which `validate` accepts."""
     holds: ClassVar[Mapping[str, TextKind]] = {}
     """The kind of text in each of its own keys that can hold free text. A key without one is refused over the API."""
     begins_as: ClassVar[Mapping[str, str]] = {}
     """Keys of sections that begin with the settings of another one, where they have no `kind` of their own."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With the keys' docstrings. Every process has these classes; that each reads its source costs half a second,
+        so `use_attribute_docstrings` is not set.
+        """
+        found = handler(core)
+        properties = handler.resolve_ref_schema(found).get("properties", {})
+        docstrings = _key_docstrings(cls)
+        for name, field in cls.model_fields.items():
+            if name in docstrings:
+                properties.get(field.alias or name, {}).setdefault("description", docstrings[name])
+        return found
 
 
 class GrownSection(Section):
@@ -69,6 +89,21 @@ class GrownSection(Section):
         fields = type(self).model_fields
         unset = {name for name in self.later if getattr(self, name) == fields[name].default}
         return {name: value for name, value in dump(self).items() if name not in unset}
+
+
+def _key_docstrings(section: type[Section]) -> dict[str, str]:
+    """The docstring below each key of a section and of its bases, cleaned."""
+    found: dict[str, str] = {}
+    for each in reversed(section.__mro__):
+        if not issubclass(each, Section):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef), body
+        for key, below in pairwise(body.body):
+            match key, below:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:

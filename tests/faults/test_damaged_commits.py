@@ -16,7 +16,7 @@ from headrace.trainer.journal.log import read
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import headrace, write_job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(300)]
 SETTINGS = ("commit={every='600s', every_passes=4, keep=3}", "passes.max_events=16", "train.threads=1")
 """Seven commits: of eight files RocksDB makes one when it has time (pserver.store.rocks_store), and two tests need
 files that commits share."""

@@ -34,6 +34,8 @@ import numpy as np
 
 from headrace.dataset.generator import DataGenerator
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Clicks(DataGenerator):
     def generate_columns(self, events):

@@ -16,6 +16,8 @@ MODEL = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Normal(nn.Module):
     def __init__(self, shape, settings):

@@ -17,7 +17,8 @@ from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import headrace
 from tests.integration.timed_job import BEGIN_S, SLOWLY, manifests, replayed, rows_of, write_timed_job
 
-pytestmark = pytest.mark.timeout(300)  # each starts processes a few times; seconds on two cores of their own
+# Each starts processes a few times; seconds on two cores of their own.
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(300)]
 
 HOURLY = """
 [exports.main]

@@ -19,7 +19,7 @@ from tests.faults.test_kills import report, said_by
 from tests.faults.test_kills_with_objects import job_at, objects
 from tests.integration.stream_job import write_job
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.long]
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
 
 

@@ -22,6 +22,8 @@ from tests.integration.stream_job import headrace
 PIPE = """
 import json, sys
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 for line in sys.stdin:
     event = json.loads(line)
     values = [event[name] for name in sys.argv[1:]]

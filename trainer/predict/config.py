@@ -75,7 +75,10 @@ _OF_EXPORT: dict[str, Any] = {
 class PredictionRequest(Section):
     """One prediction job."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE, {**_EXAMPLE, **_OF_EXPORT}]})
+    model_config = ConfigDict(
+        defer_build=False,  # a body of the API: FastAPI hides a warning about its own fields only while it builds
+        json_schema_extra={"examples": [_EXAMPLE, {**_EXAMPLE, **_OF_EXPORT}]},
+    )
     holds: ClassVar[Mapping[str, TextKind]] = {
         "output": TextKind.PLACE,
         "version": TextKind.VERSION,
