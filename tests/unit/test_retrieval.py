@@ -37,7 +37,7 @@ from headrace.trainer.replica.item_indexer import ItemIndexer
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState, UpdateRefused
 from headrace.trainer.retrieval_config import RetrievalSection, check_retrieval
-from headrace.trainer.serving import item_catalogue
+from headrace.trainer.serving import item_catalogue, item_index
 from tests.fakes.exports import key
 from tests.fakes.served_towers import GROUPS, TowersJob
 from tests.unit.test_replica_server import QUIET, Served
@@ -95,6 +95,15 @@ def test_the_best_items_of_each_user_come_with_their_scores_and_the_version(serv
             assert found["items"] == [name for name, _ in best]
             assert np.allclose(found["scores"], [score for _, score in best], atol=1e-5)
         assert answer["results"][2]["scores"] == [0.0] * 7, "nobody knows this user"
+
+
+def test_the_search_is_compiled_before_a_version_is_served(tmp_path, monkeypatch):
+    searched = []
+    monkeypatch.setattr(item_index, "search", lambda *arrays: searched.append([each.dtype for each in arrays]))
+    served = ServedTowers(tmp_path).learn(1)
+    (compiled,) = searched
+    served.retrieve(users=[{"user": 3}], k=7)
+    assert searched[1] == compiled, "a request has arrays of the same types"
 
 
 def test_pages_by_cursor_give_every_item_once(served):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.errors import BadInput
@@ -133,6 +134,8 @@ class ItemIndexer:
             return self.index(model, tables, weights)
         if self._proven is None or self._proven.catalogue is not read.catalogue:
             self._proven, self.trouble = read, ""
+        nobody_BV = np.empty((0, found.vectors_IV.shape[1]), np.float32)
+        found.search(nobody_BV, 1, found.there_I)  # it is compiled before a request waits for it
         return ServedItems(found, towers.user, str(told["user_vector"]), time.perf_counter() - begin_s)
 
     def _doubt(self, trouble: str) -> None:
