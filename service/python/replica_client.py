@@ -126,10 +126,11 @@ class Replica:
     ) -> RetrievedItems:
         """The best items for users, of a job with `[retrieval]`.
 
-        `users`: each user's slots, a value or a list of them; or raw `events`, as in `predict`. `allowed`, `excluded`:
-        ids of items. `equal`: by field of the catalogue, a value or several; `range`: {"min": .., "max": ..} by field.
-        `rank_by`: a ranking model of the replica, which scores `candidates` retrieved items (default: k) by its
-        `rank_output` (default: its first task). `cursor`: that of the page before, by user.
+        `users`: each user's slots, a value or a list of them; or raw `events`, as in `predict`. `event_time`: unix
+        seconds of each of them, at which windows of counters end; default: now. `allowed`, `excluded`: ids of items.
+        `equal`: by field of the catalogue, a value or several; `range`: {"min": .., "max": ..} by field. `rank_by`: a
+        ranking model of the replica, which scores `candidates` retrieved items (default: k) by its `rank_output`
+        (default: its first task). `cursor`: that of the page before, by user.
         Raises SpecError, Refused, Unavailable.
         """
         given: dict[str, Any] = {"users": users, "events": events, "event_time": event_time, "cursor": cursor}

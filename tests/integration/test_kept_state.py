@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,10 +25,12 @@ from headrace.service.tables.row import explain, format_explanation
 from headrace.trainer.exports.materialize import materialize
 from headrace.trainer.exports.reader import chain_of, open_export
 from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.replica.candidate_ranking import CandidateRanker
 from headrace.trainer.replica.export_updates import ExportUpdates
 from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from tests.contract.predict_world import content, rows_of
 from tests.faults.test_histories_killed import WITH_HISTORIES
 from tests.integration.followed_job import FollowedJob, by_count
@@ -296,6 +299,11 @@ def test_raw_events_are_served_with_histories_and_counters_at_their_times(tmp_pa
     request = {"events": events, "event_time": [event["ts"] for event in events]}
     status, answer, _ = handler.infer("columns", None, json.dumps(request).encode())
     assert status == 200 and json.loads(answer)["outputs"][0]["data"] == wanted
+    items = pa.table({"item": range(20)})
+    catalogue = ItemCatalogue(items["item"].combine_chunks(), np.arange(20, dtype=np.uint64), {}, {}, items)
+    users, found = [{"user": event["user"]} for event in events], [np.array([event["item"]]) for event in events]
+    _, scores = CandidateRanker(state).score(users, catalogue, found, None, request["event_time"])
+    assert np.concatenate(scores).tolist() == wanted, "candidates are ranked as of the same times"
     del request["event_time"]  # windows end now, and nothing is in them
     status, answer, _ = handler.infer("columns", None, json.dumps(request).encode())
     assert status == 200 and json.loads(answer)["outputs"][0]["data"] != wanted

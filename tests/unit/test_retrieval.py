@@ -453,6 +453,7 @@ NOT_RANKED = {
     "candidates alone": ({"candidates": 9}, 'go with "rank_by"'),
     "too many": ({"rank_by": "ranker", "users": [{"user": 1}] * 9, "candidates": 1000}, "at most 8,192"),
     "a slot of no model": ({"rank_by": "ranker", "users": [{"user": 1, "uzer": 2}]}, "'uzer' is no slot"),
+    "times of others": ({"event_time": [1.0, 2.0]}, "must be a list of 1 numbers, one for each user"),
     "a long list": ({"rank_by": "ranker", "users": [{"user": [1] * 200_000}], "candidates": 30}, "6,000,000 values"),
 }
 

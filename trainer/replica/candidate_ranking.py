@@ -20,7 +20,7 @@ from headrace.trainer.replica.inference_messages import (
     checked_outputs,
 )
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
-from headrace.trainer.replica.request_tensors import tensors_of
+from headrace.trainer.replica.request_tensors import tensors_of, times_of
 from headrace.trainer.replica.serving_model import ServingModel
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from headrace.trainer.serving.slot_layout import F32, I64
@@ -61,16 +61,19 @@ class CandidateRanker:
         catalogue: ItemCatalogue,
         found: Sequence[I64],
         output: str | None,
+        time_s: Sequence[float] | None = None,
     ) -> tuple[str, list[F32]]:
-        """The version, and by user the scores of the items at the places `found`. Raises InvalidInference,
-        NoVersionLoaded, BadInput."""
+        """The version, and by user the scores of the items at the places `found`. `time_s`: of the users.
+
+        Raises InvalidInference, NoVersionLoaded, BadInput.
+        """
         for _ in range(TRIES):
             model = self._state.model()
             wanted = output or model.outputs[0]
             if wanted not in model.outputs:
                 raise InvalidInference(f"rank_output: {no_such('output', wanted, model.outputs)}")
             reader = self._reader_of(model)
-            inputs = reader.inputs({"inputs": _tensors(model, users, catalogue, found)})
+            inputs = reader.inputs({"inputs": _tensors(model, users, catalogue, found, time_s)})
             done = self._state.predict(model, inputs)
             if done is None:  # the model changed meanwhile
                 continue
@@ -103,7 +106,11 @@ def ranker_of(rankers: Sequence[CandidateRanker], name: str) -> CandidateRanker:
 
 
 def _tensors(
-    model: ServingModel, users: Sequence[Mapping[str, Any]], catalogue: ItemCatalogue, found: Sequence[I64]
+    model: ServingModel,
+    users: Sequence[Mapping[str, Any]],
+    catalogue: ItemCatalogue,
+    found: Sequence[I64],
+    time_s: Sequence[float] | None,
 ) -> list[dict[str, Any]]:
     """The tensors of all candidates. Raises InvalidInference."""
     slots = [slot for slot in model.slots if slot["kind"] != "meta"]
@@ -136,9 +143,10 @@ def _tensors(
         {**users[owner], **{name: [] if value is None else value for name, value in item.items()}}
         for owner, item in zip(owners, items, strict=True)
     ]
-    return [
-        tensor for slot in slots for tensor in tensors_of(slot, candidates, may_lack=slot["name"] in model.memories)
-    ]
+    tensors = [*times_of(model, None if time_s is None else [time_s[owner] for owner in owners])]
+    for slot in slots:
+        tensors += tensors_of(slot, candidates, may_lack=slot["name"] in model.memories)
+    return tensors
 
 
 def _num_values(user: Mapping[str, Any], names: Set[str]) -> int:

@@ -203,6 +203,11 @@ class InferenceResult:
     """float32, all finite; of raw events also int64, the event of each sample."""
 
 
+def is_timed(model: ServingModel) -> bool:
+    """Whether requests to it may have the times of samples."""
+    return any(model.schema.counters) and all(slot["name"] != TIME for slot in model.slots)
+
+
 class RequestReader:
     """Parses requests to one model."""
 
@@ -212,7 +217,7 @@ class RequestReader:
         self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
         self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
         self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
-        self._is_timed = any(model.schema.counters) and TIME not in self._known
+        self._is_timed = is_timed(model)
         self._known |= {TIME} if self._is_timed else set()
         self._values_each = _values_each(model)
         self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}

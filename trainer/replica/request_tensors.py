@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.trainer.replica.inference_messages import LENGTHS, TEXT, WEIGHT, InvalidInference
+from headrace.trainer.replica.inference_messages import LENGTHS, TEXT, TIME, WEIGHT, InvalidInference, is_timed
+from headrace.trainer.replica.serving_model import ServingModel
 
 
 def tensors_of(
@@ -34,6 +35,12 @@ def tensors_of(
     if any(each is not None for each in weights):
         data = [value for each, count in zip(weights, lengths, strict=True) for value in each or [1.0] * count]
         yield {"name": name + WEIGHT, "datatype": "FP32", "shape": [len(data)], "data": data}
+
+
+def times_of(model: ServingModel, time_s: Sequence[float] | None) -> Iterator[dict[str, Any]]:
+    """The tensor of the samples' times; none for a model that does not take them."""
+    if time_s is not None and is_timed(model):
+        yield {"name": TIME, "datatype": "FP64", "shape": [len(time_s)], "data": [*time_s]}
 
 
 def _listed(value: Any) -> list[Any] | None:

@@ -24,7 +24,7 @@ from headrace.trainer.replica.candidate_ranking import MAX_RANKED, CandidateRank
 from headrace.trainer.replica.inference_handler import check_name
 from headrace.trainer.replica.inference_messages import TEXT, WEIGHT, InvalidInference, RequestReader
 from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
-from headrace.trainer.replica.request_tensors import tensors_of
+from headrace.trainer.replica.request_tensors import tensors_of, times_of
 from headrace.trainer.replica.serving_model import ServingModel
 from headrace.trainer.serving.item_catalogue import ItemCatalogue
 from headrace.trainer.serving.item_filter import ItemFilter, ItemId, RetrievalMessage, opened
@@ -51,7 +51,7 @@ class RetrievalRequest(RetrievalMessage):
     events: Annotated[list[JsonValue], Field(max_length=MAX_USERS)] | None = None
     """Raw events instead, with `pipe.kind = "columns"`: the user is that of an event's first sample."""
     event_time: list[float] | None = None
-    """Unix seconds of the events, at which windows of counters end; default: now."""
+    """Unix seconds of the users or events, at which windows of counters end; default: now."""
     k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
     """Most items for each user."""
     filter: ItemFilter = ItemFilter()
@@ -172,7 +172,7 @@ def _ranked(
 ) -> tuple[list[UserItems], RankingModel]:
     """The k best of the retrieved items by the ranking model; equal ones as they were retrieved."""
     assert asked.rank_by is not None and asked.users is not None
-    version, scores = ranker.score(asked.users, catalogue, found, asked.rank_output)
+    version, scores = ranker.score(asked.users, catalogue, found, asked.rank_output, asked.event_time)
     results = []
     for score_K, at_K in zip(scores, found, strict=True):
         best = np.argsort(-score_K, kind="stable")[: asked.k]
@@ -194,15 +194,15 @@ def request_of(
     users = asked.users or []
     if not users:
         raise InvalidInference('"users" is empty; send at least one')
-    if asked.event_time is not None:
-        raise InvalidInference('"event_time" goes with "events"')
+    if asked.event_time is not None and len(asked.event_time) != len(users):
+        raise InvalidInference(f'"event_time" must be a list of {len(users)} numbers, one for each user')
     of_users = [slot for slot in model.slots if slot["name"] not in item_slots and slot["kind"] != "meta"]
     known = [slot["name"] for slot in of_users] + [slot["name"] + WEIGHT for slot in of_users if slot.get("weighted")]
     for number, user in enumerate(users):
         if unknown := [name for name in user if name not in known and name.removesuffix(WEIGHT) not in also]:
             what = "is a slot of the item" if unknown[0] in item_slots else f"is no slot; {nearest(unknown[0], known)}"
             raise InvalidInference(f"users[{number}]: {unknown[0]!r:.100} {what}")
-    tensors: list[dict[str, Any]] = []
+    tensors = [*times_of(model, asked.event_time)]
     for slot in model.slots:
         if slot["name"] in item_slots:
             tensors.append(_nothing(slot, len(users)))
