@@ -117,9 +117,9 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     wanted = items.search(user["user_vector"].to_pylist(), 1000)
     users.write_text("\n" + "".join(json.dumps({**USER, "a": sign}) + "\n" for sign in [*range(600), 3]) + " \n")
 
-    def run(output, version="live", check=lambda: None, **more):
+    def run(output, version="live", check=lambda: None, settings=(), **more):
         asked = {"users": (str(users),), "output": str(tmp_path / output), "version": version, "k": 1000, **more}
-        return retrieve(load_job(spec), BatchRetrieval(**asked), lambda *_: None, check)
+        return retrieve(load_job(spec, settings), BatchRetrieval(**asked), lambda *_: None, check)
 
     one = run("by-export", str(exports), segment_users=250)
     assert one["users"] == 601 and len(one["parts"]) == 3 and (tmp_path / "by-export" / "_SUCCESS").exists()
@@ -127,7 +127,7 @@ def test_many_users_get_the_items_of_an_export_by_it_and_by_its_commit(tmp_path)
     assert table["offset"].to_pylist() == list(range(1, 602)), "lines count from 0, and empty ones are no user"
     assert {*table["items"][600].as_py()} == {*wanted["item"].to_pylist()}
     assert np.allclose(table["scores"][3].as_py(), wanted["score"].to_numpy(), rtol=1e-4, atol=1e-6)
-    other = run("by-commit", segment_users=250, threads=3)
+    other = run("by-commit", segment_users=250, threads=3, settings=["cluster={trainers=2, shards=2}"])
     hashes = lambda each: [part["sha256"] for part in each["parts"].values()]  # noqa: E731
     assert hashes(other) == hashes(one) and run("by-commit", segment_users=250) == other
     with pytest.raises(InterruptedError):
