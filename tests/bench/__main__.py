@@ -1,8 +1,7 @@
 """`make bench`: every figure of the project in one run, as a table and as JSON in tests/bench/results.
 
 `python -m tests.bench [NAME ...] [--rounds 5] [--rows 1000000]`; `--only NAME ...` is the same. Each training figure is
-the median of ratios to the yardstick, the two run in turn. What needs the yardsticks' folder is left out, with the
-reason, where it is absent.
+the median of ratios to the yardstick, the two run in turn.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from tests.bench import matmul as multiplying
 from tests.bench import recovery as recovering
 from tests.bench import resize as resizing
 from tests.bench import serving as answering
-from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
+from tests.bench.w1 import BLOCK, ROOT, baseline, job, make
 
 RESULTS = ROOT / "tests" / "bench" / "results"
 CACHE = ROOT / ".cache" / "bench"
@@ -172,11 +171,8 @@ def aging(rounds: int, rows: int) -> dict[str, dict]:
 
 
 def exports(rounds: int, rows: int) -> dict[str, dict]:
-    """How long exports take; and, where the yardsticks are, what they cost training."""
-    found = exporting.figures(CACHE)
-    if (YARDSTICKS / "w1.py").exists():
-        found |= exporting.rates(CACHE, make(CACHE / f"w1-{rows}", rows))
-    return found
+    """How long exports take, and what they cost training."""
+    return exporting.figures(CACHE) | exporting.rates(CACHE, make(CACHE / f"w1-{rows}", rows))
 
 
 def serving(rounds: int, rows: int) -> dict[str, dict]:
@@ -220,7 +216,6 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
 }
 LONG_PARTS = {"limit": limit, "long-commits": long_commits, "memory-curve": memory_curve}
 """Asked for by name only; `make soak` asks for some."""
-NEED_YARDSTICKS = {"text", "w1", "limit", "pipes", "commits", "long-commits"}
 
 
 def main() -> None:
@@ -237,9 +232,6 @@ def main() -> None:
     console = Console()
     results: dict[str, dict] = {}
     for part in [*given.names, *given.only] or sorted(PARTS):
-        if part in NEED_YARDSTICKS and not (YARDSTICKS / "w1.py").exists():
-            console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in HEADRACE_BENCH")
-            continue
         console.print(f"{part} ...")
         results |= (PARTS | LONG_PARTS)[part](given.rounds, given.rows)
     table = Table("what", "figures", title=f"{processor()}, {os.cpu_count()} cores")

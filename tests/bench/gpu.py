@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.gpu_peers import make
+from tests.bench.w1 import make
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu"
@@ -161,12 +162,12 @@ def main() -> int:
     arguments.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help='"cpu": a small run without a GPU')
     arguments.add_argument("--only", default="", help="run only the parts whose name has this text")
     given = arguments.parse_args()
-    npz = OUT / f"w1-{size_of(given.device).rows}.npz"
+    npz = OUT / f"w1-{size_of(given.device).rows}" / "w1.npz"
     parts = [part for part in plan(given.device, npz) if given.only in part.name]
     if given.dry:
         for part in parts:
             print(f"{part.name} (at most {part.limit_s:g} s{', optional' if part.optional else ''})")
-            print(f"    {' '.join(part.command)}")
+            print(f"    {shlex.join(part.command)}")
         print(f"writes {OUT / 'results.json'} and {OUT / 'table.md'}")
         return 0
     return measure(given.device, npz, parts)
@@ -179,7 +180,7 @@ def measure(device: str, npz: Path, parts: list[Part]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         print("torch sees no GPU here. `make gpu DRY=1` shows the plan, `make gpu DEVICE=cpu` runs it on the CPU.")
         return 2
-    make(npz, size_of(device).rows)
+    make(npz.parent, size_of(device).rows)
     results = dict[str, dict[str, object]]()
     report = {"facts": facts(device), "parts": results}
     for number, part in enumerate(parts, 1):

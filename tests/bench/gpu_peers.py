@@ -1,5 +1,6 @@
-"""W1 on a device by others: plain PyTorch, and FBGEMM's table-batched embeddings (TBE) where its wheel is installed.
+"""W1 by others, on a GPU or on two threads of a CPU.
 
+Plain PyTorch, and FBGEMM's table-batched embeddings (TBE) where its wheel is installed.
 `python -m tests.bench.gpu_peers --kind torch --npz F --hidden 64 --device cuda` prints one JSON object. Both have all
 rows on the device and all samples in the host's memory: no admission, no ageing, no commit, no stream.
 """
@@ -14,31 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, VOCAB
+
 BATCH, WARM_UP, DIM = 4096, 20, 16
-NUM_FIELDS, NUM_DENSE = 26, 13
-VOCAB = (500_000, 400_000, 300_000, 250_000, 180_000, 120_000, 80_000, 50_000, 40_000, 25_000, 20_000, 10_000, 8_000)
-VOCAB += (5_000, 4_000, 3_000, 2_000, 1_000, 600, 300, 200, 100, 60, 30, 20, 10)
-"""Ids of each field."""
-
-
-def make(path: Path, rows: int) -> Path:
-    """W1, made once: ids by Zipf's law in 26 fields, 13 floats, and a label drawn from a hidden logistic model."""
-    if path.exists():
-        return path
-    draw = np.random.default_rng(20_240_501)
-    dense = np.log1p(draw.lognormal(0, 1.5, size=(rows, NUM_DENSE))).astype(np.float32)
-    ids, logit = np.empty((rows, NUM_FIELDS), np.int32), dense @ draw.normal(0, 0.12, NUM_DENSE).astype(np.float32)
-    for field, size in enumerate(VOCAB):
-        share = np.cumsum(1.0 / np.arange(1, size + 1) ** 1.05)
-        rank = np.minimum(np.searchsorted(share / share[-1], draw.random(rows)), size - 1)
-        ids[:, field] = draw.permutation(size)[rank]
-        logit += draw.normal(0, 0.35, size).astype(np.float32)[ids[:, field]]
-    logit -= np.quantile(logit, 0.5) + 1.0
-    label = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    offsets = np.concatenate([[0], np.cumsum(VOCAB)[:-1]])
-    np.savez(path, dense=dense, ids=ids, label=label, vocab=np.array(VOCAB), offsets=offsets)
-    return path
+"""Samples of a step, steps before the clock starts, and length of a vector."""
 
 
 class Net(nn.Module):
@@ -95,6 +75,8 @@ KINDS = {"torch": plain_torch, "tbe": tbe}
 def run(kind: str, npz: Path, hidden: int, device: str, steps: int) -> dict[str, float]:
     """Samples a second."""
     torch.manual_seed(1)
+    if device == "cpu":
+        torch.set_num_threads(2)
     data = np.load(npz)
     dense, label = torch.from_numpy(data["dense"]), torch.from_numpy(data["label"])
     ids = torch.from_numpy(data["ids"].astype(np.int64) + data["offsets"][None])
