@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ from headrace.dataset import paddle as fleet
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.pipe.command import PACKAGES
-from headrace.dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from headrace.dataset.spec.config import PipeSection, SourceSection
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.scripted_source import MemorySource
 from headrace.dataset.stream.source import Segment
+from headrace.service.spec.job import load_job
 
 DATA = Path(os.environ.get("HEADRACE_DATA", PACKAGES.parent / "shared" / "data"))
 READER, CRITEO = DATA.parent / "compat" / "paddle_reader.py", DATA / "criteo" / "criteo_80k.txt.gz"
+PAGE = (PACKAGES / "docs" / "coming-from" / "paddle.md").read_text()
 NUM_LINES = 200
 
 
@@ -151,14 +154,15 @@ def test_the_first_sample_fixes_the_slots():
 
 @pytest.fixture
 def reader_script(tmp_path) -> Path:
-    """The generator of Paddle's own documentation, its two imports replaced by one of ours."""
+    """The generator of Paddle's own documentation, its two imports replaced as the page for users of Paddle says."""
     for path in (READER, CRITEO):
         if not path.is_file():
             pytest.skip(f"{path} is not there; HEADRACE_DATA names the folder of the data sets")
     text = READER.read_text()
     old = "import paddle\nimport paddle.distributed.fleet as fleet\n"
     assert old in text
-    (tmp_path / "reader.py").write_text(text.replace(old, "from headrace.dataset import paddle as fleet\n"))
+    new = re.search(r"^from headrace.* import paddle as fleet", PAGE, re.MULTILINE)[0]
+    (tmp_path / "reader.py").write_text(text.replace(old, f"{new}\n"))
     return tmp_path / "reader.py"
 
 
@@ -187,13 +191,8 @@ def test_the_documented_generator_runs_in_a_shell_and_prints_the_documented_line
 @pytest.mark.data
 @pytest.mark.parametrize("protocol", ["multislot", "arrow"])
 def test_the_documented_generator_is_a_pipe_command(reader_script, protocol):
-    schema = Schema.of(
-        [
-            DenseSlot(name="dense_input", kind="dense", size=13),
-            SparseSlot(names=("C{1..26}",)),
-            MetaSlot(name="label", kind="meta"),
-        ]
-    )
+    (reader_script.parent / "job.toml").write_text(re.search(r'```toml title="job.toml"\n(.*?)```', PAGE, re.DOTALL)[1])
+    schema = Schema.of(load_job(reader_script.parent / "job.toml").spec.slots)
     pipe = PipeSection(command=("python", "reader.py"), protocol=protocol, tries=1)
     lines = criteo_lines()
     reader = SegmentReader(MemorySource([lines]), pipe, schema, SourceSection(), None, reader_script.parent)
