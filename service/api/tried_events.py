@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from headrace.deadline import Deadline
-from headrace.errors import SpecError
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute
 from headrace.service.api.read_places import one_of_few
@@ -17,14 +16,12 @@ from headrace.service.api.schemas import RequestBody, ResponseBody, finite, show
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.jobs.background import in_background
-from headrace.service.predict.event_trials import EventTrials
+from headrace.service.predict.event_trials import MAX_TEXT, EventTrials, events_of
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 
 TRY_S = 25.0
 """Longest time for an answer. The first one waits for a process, and for its imports. Clients wait for 30 s."""
-MAX_TEXT, MAX_EVENTS = 64 << 10, 100
-"""Most characters of the events, and most events."""
 
 
 class TryEvents(RequestBody):
@@ -33,7 +30,8 @@ class TryEvents(RequestBody):
     model_config = shown_by({"events": '{"user": "u1", "item": "i7"}'})
 
     events: str = Field(default="", max_length=MAX_TEXT)
-    """One event a line, in the job's own format. Empty: all is made ready, so that the next answer comes at once."""
+    """One event a line, in the job's own format. Empty: all is made ready, so that the next answer comes at once, and
+    the answer has an `example`."""
 
 
 class TriedSlot(ResponseBody):
@@ -80,6 +78,8 @@ class TriedEvents(ResponseBody):
     left_out: int
     """Samples beyond those that are shown."""
     rejected: list[TriedRejection]
+    example: str | None
+    """If no event was given: a recent event of the job's stream. Null where that is no line of text, or is gone."""
 
 
 @action(router, "/v1/jobs/{job}/try", id="tryEvents", summary="Predict pasted events", audited=(), repeatable=False)
@@ -89,10 +89,7 @@ def try_events(call: ActionCall, asked: TryEvents) -> TriedEvents:
     They go through the job's pipe. The job need not run; nothing is learnt or stored. The first answer takes some
     seconds, until a process is ready; that process stays for a few minutes.
     """
-    lines = (line.removesuffix("\r") for line in asked.events.split("\n"))
-    events = [line for line in lines if line.strip()][: MAX_EVENTS + 1]
-    if len(events) > MAX_EVENTS:
-        raise SpecError(f"more than {MAX_EVENTS} events", "events")
+    events = events_of(asked.events)
     in_background(lambda: call.host.check_allowed(call.name))
     trials: EventTrials = call.request.app.state.trials
     with one_of_few(share_key(call.caller, address_of(call.request))):

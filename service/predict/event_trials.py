@@ -20,6 +20,7 @@ from headrace import documents
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, SpecError
 from headrace.extras import require
+from headrace.printable import counted
 from headrace.process import DEVNULL, ChildProcess, unbuffered
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.history.commit_lookup import reader, scratch
@@ -28,12 +29,45 @@ from headrace.service.spec.job import LoadedJob
 from headrace.trainer.predict.config import LIVE
 
 MODULE = "headrace.trainer.predict.event_trial"
+MAX_TEXT, MAX_EVENTS = 64 << 10, 100
+"""Most characters of the events of a question, and most events."""
 MAX_PROCESSES = 2
 """Most processes at a time; each has the dense model of its job in memory, and the imports of a trainer."""
 MAX_ANSWER, READ_BYTES = 16 << 20, 1 << 16
 """Longest answer in bytes, and of one read."""
 MAX_SILENT_S = 300.0
 """A process that gives no answer for so long is ended: it has to import, and to look for kernels."""
+
+
+def events_of(text: str, *, needed: bool = False) -> list[str]:
+    """The events in lines of text. Raises SpecError where there are too many, or none and one is `needed`."""
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    events = [line for line in lines if line.strip()][: MAX_EVENTS + 1]
+    if len(events) > MAX_EVENTS or len(text) > MAX_TEXT:
+        raise SpecError(f"more than {MAX_EVENTS} events, or than {MAX_TEXT:,} characters", "events")
+    if needed and not events:
+        raise SpecError("no event was given; give each a line, as it comes from the job's source", "events")
+    return events
+
+
+def trial_words(found: Mapping[str, Any]) -> Iterator[str]:
+    """The version that predicted, and samples and events that are not shown."""
+    yield f"{counted(len(found['samples']), 'sample')}, predicted by version {found['version']:,} ({found['commit']})"
+    if found["left_out"]:
+        yield f"{counted(found['left_out'], 'further sample')} not shown"
+    yield from (f"{counted(each['events'], 'event')} rejected: {each['first']}" for each in found["rejected"])
+
+
+def trial_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """An answer as lines of text."""
+    for number, sample in enumerate(found["samples"], 1):
+        told = ((task, "-" if value is None else f"{value:.4f}") for task, value in sample["predictions"].items())
+        yield f"sample {number}, of event {sample['event'] + 1}: {', '.join(' '.join(each) for each in told)}"
+        for slot in sample["slots"]:
+            more = f", and {slot['more']:,} more" if slot["more"] else ""
+            without = f"; without a row: {', '.join(slot['missing'])}" if slot["missing"] else ""
+            yield f"  {slot['name']} ({slot['kind']}): {', '.join(slot['values'])}{more}{without}"
+    yield from trial_words(found)
 
 
 class TrialProcess:
@@ -61,7 +95,8 @@ class TrialProcess:
                 raise HeadraceError(f"the events cannot be predicted: {error}") from error
         self._held.callback(self._process.close)
         self._received, self._number, self._unanswered_s = b"", 0, time.monotonic()
-        self._unsent = _line({"job": job.full, "folder": str(job.folder), "scratch": str(folder)})
+        places = {"folder": str(job.folder), "log": str(job.store / "log"), "scratch": str(folder)}
+        self._unsent = _line({"job": job.full, **places})
         """The rest of the last message: a timeout may cut one."""
 
     @property

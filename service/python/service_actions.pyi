@@ -754,6 +754,8 @@ class TriedEvents(TypedDict):
     left_out: int
     """Samples beyond those that are shown."""
     rejected: list[TriedRejection]
+    example: str | None
+    """If no event was given: a recent event of the job's stream. Null where that is no line of text, or is gone."""
 
 class TriedRejection(TypedDict):
     """Events that give no sample."""

@@ -17,6 +17,11 @@ SLOT_COLUMNS = (
     Column("Signs of trouble", long=True),
     *(Column(title, number=True) for title in ("Drift", "Coverage", "New rows", "Rows", "Bytes", "Weight")),
 )
+SLOT_WORDS = (
+    "Drift: population stability index of the newest pass against those before; 0 is no change. Coverage: samples with "
+    "a value of the slot. New rows: its values that made a new row. Weight: mean size of its first-order weights, "
+    "of a commit with at most 200,000 rows."
+)
 SCORE_COLUMNS = (
     Column("Task"),
     *(Column(title, number=True) for title in ("AUC", "GAUC", "Log loss", "Calibration")),
@@ -102,6 +107,7 @@ class GuardsPart:
         with panel("Slots", "at the newest commit, the greatest shift first, as `headrace doctor` prints them"):
             self._said = ui.label(NO_COMMIT).classes("hint")
             self._slots = Grid(SLOT_COLUMNS, "")
+            ui.label(SLOT_WORDS).classes("hint")
             ui.label(f"as JSON: GET /v1{self._path}/doctor").classes("hint")
 
     async def refresh(self, job: Mapping[str, Any]) -> None:

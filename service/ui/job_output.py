@@ -25,7 +25,10 @@ LETTER_COLUMNS = (
     Column("Size", number=True),
     Column("Written, UTC"),
 )
-NO_LINE = "There is no output yet. A foreground run prints to its own terminal."
+NO_LINE = (
+    "There is no output yet. Here come the lines that the workers log, and those that your pipe command writes to "
+    "stderr: few, while all is well. A run in the foreground prints to its own terminal."
+)
 
 
 def download_link(job: str, file: str) -> str:
@@ -151,7 +154,7 @@ class LettersPart:
     def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path, self._name = visitor, f"/jobs/{quote(name, safe='')}", name
         self._may = visitor.may("listRejected")
-        with panel("Rejected", "by reason, over the job's life"):
+        with panel("Rejected", "events that gave no sample, by reason, over the job's life"):
             columns = Column("Reason"), Column("Events", number=True), Column("Of all events", number=True)
             self._reasons = Grid(columns, "No event was rejected.")
         with panel("Newest rejected events", "as they came, as text"):

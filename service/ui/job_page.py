@@ -114,8 +114,11 @@ FIGURES = {
     "events_per_s": ("Events/s", "events trained on per second"),
     "lag": ("Lag, events", "events not yet read, in all partitions"),
     "auc": ("Window AUC", "of predictions made before training on the samples"),
-    "logloss": ("Window log loss", ""),
-    "freshness": ("Freshness", "time from an event until the job trains on it"),
+    "logloss": ("Window log loss", "of the same predictions; lower is better"),
+    "freshness": (
+        "Freshness",
+        "time from an event until the job trains on it; none where events have no time, or a made-up one",
+    ),
     "events": ("Events", "all events trained on"),
     "rows": ("Rows", "rows of all tables"),
     "committed": ("Committed", "the version that a restart continues from"),

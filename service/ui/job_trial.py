@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from nicegui import ui
 
-from headrace.printable import counted
+from headrace.service.predict.event_trials import trial_words
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
 from headrace.service.ui.format import format_count, format_metric
 from headrace.service.ui.frame import panel, titled_panel
@@ -19,7 +19,10 @@ NOT_ALLOWED = "Only an operator may try events. Sign in with such a token."
 TRIES, AGAIN_S = 10, 1.0
 """How often the same is asked of a process that gets ready, and the pause between."""
 BUSY = "It is being predicted. The first answer takes some seconds."
-NO_EVENT = "Paste an event: a line as it comes from the job's source."
+NO_EVENT = "Insert a recent event and change it, or paste one: a line as it comes from the job's source."
+READING = "It is being read. The first answer takes some seconds."
+INSERTED = "The first event of the newest pass. Change it as you like, then press Predict."
+NO_EXAMPLE = "No recent event can be shown as a line of text now. Paste one, as it comes from the job's source."
 SAMPLE_COLUMNS = (
     Column("Sample"),
     Column("Prediction", number=True),
@@ -65,17 +68,6 @@ def slot_rows(slots: Sequence[Mapping[str, Any]]) -> list[Row]:
     ]  # fmt: skip
 
 
-def trial_words(found: Mapping[str, Any]) -> str:
-    """The version that predicted, and samples and events that are not shown."""
-    lines = [
-        f"{counted(len(found['samples']), 'sample')}, predicted by version {found['version']:,} ({found['commit']})"
-    ]
-    if found["left_out"]:
-        lines.append(f"{counted(found['left_out'], 'further sample')} not shown")
-    lines += [f"{counted(each['events'], 'event')} rejected: {each['first']}" for each in found["rejected"]]
-    return "\n".join(lines)
-
-
 class TrialPart:
     """The part of a job's page that tries events."""
 
@@ -90,6 +82,8 @@ class TrialPart:
             self._events.classes("code").on("focus", self._prepare, [])
             with ui.element("div").classes("line"):
                 self._go = ui.button("Predict", on_click=self._ask).props("unelevated no-caps").mark("try")
+                insert = ui.button("Insert a recent event", color=None, on_click=self._insert)
+                insert.props("outline no-caps").mark("example")
             self._said = ui.label(NO_EVENT).classes("hint output").props("role=status")
             self._grid = Grid(SAMPLE_COLUMNS, "", on_open=self._open)
         self._box, self._which = titled_panel("", "texts of the event stand for the ids that are their hashes")
@@ -106,6 +100,16 @@ class TrialPart:
             self._ready = True
             await self._answer("")
 
+    async def _insert(self) -> None:
+        """Put a recent event of the job in the field."""
+        self._say(READING)
+        found = await self._answer("")
+        if found is None:
+            return
+        if found["example"] is not None:
+            self._events.set_value(found["example"])
+        self._say(NO_EXAMPLE if found["example"] is None else INSERTED)
+
     async def _ask(self) -> None:
         events = str(self._events.value or "")
         if not events.strip():
@@ -121,7 +125,7 @@ class TrialPart:
             return
         self._samples = found["samples"]
         self._grid.show(sample_rows(self._samples))
-        self._say(trial_words(found))
+        self._say("\n".join(trial_words(found)))
         self._box.set_visibility(bool(self._samples))
         if self._samples:
             self._open("0")

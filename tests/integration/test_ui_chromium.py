@@ -122,14 +122,12 @@ def chosen(page, act, menu):
     page.click(f".q-menu .q-item:has-text('{act}')")
 
 
-EVENT = '{"ts":1704067200.5,"user":17,"device":2,"hour":0,"shown":[8,1203],"topics":[3,0],"clicked":[0,1]}'
-
-
 def filled(page, tab):
     """Have a tab also show what it shows only on demand."""
     match tab:
         case "try":
-            page.fill("textarea", EVENT)
+            page.click(".q-btn:has-text('Insert a recent event')")
+            page.wait_for_function("document.querySelector('textarea').value.startsWith('{')")
             page.click(".q-btn:has-text('Predict')")
             seen(page, "h2", "Features of sample 1")
         case "rows":

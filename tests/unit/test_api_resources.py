@@ -267,6 +267,7 @@ def test_events_are_tried_for_their_caller_alone(served, monkeypatch):
     slot = {"name": "a", "kind": "sparse", "values": ["7"], "missing": ["7"], "more": 0}
     sample = {"event": 0, "time": None, "predictions": {"ctr": float("nan")}, "slots": [slot]}
     asked, answer = [], {"version": 2, "commit": SECOND, "samples": [sample], "left_out": 0, "rejected": []}
+    answer["example"] = None
 
     def ask(_trials, name, job, events, _deadline):
         asked.append((name, job.spec.name, events))

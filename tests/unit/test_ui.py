@@ -15,6 +15,7 @@ from headrace.service.api.app import OFFERED, ApiSettings, app
 from headrace.service.api.forms import FormContext
 from headrace.service.api.job_figures import figures_of
 from headrace.service.auth.roles import Role
+from headrace.service.predict.event_trials import trial_lines, trial_words
 from headrace.service.ui import (
     action_catalog,
     format,
@@ -689,10 +690,15 @@ def test_a_tried_event_shows_its_samples_and_the_ids_without_a_row():
     assert rows == {"user": ["user", "sparse", "u1, 17, and 3 more", "17"], "age": ["age", "dense", "0.5", ""]}
     rejected = [{"reason": "unparsable", "events": 1, "first": "event 2: unparsable"}]
     found = {"version": 1200, "commit": "t1-1-g1", "samples": [sample], "left_out": 2, "rejected": rejected}
-    assert job_trial.trial_words(found).splitlines() == [
+    assert [*trial_words(found)] == [
         "1 sample, predicted by version 1,200 (t1-1-g1)",
         "2 further samples not shown",
         "1 event rejected: event 2: unparsable",
+    ]
+    assert [*trial_lines(found)][:3] == [
+        "sample 1, of event 1: ctr 0.2500",
+        "  user (sparse): u1, 17, and 3 more; without a row: 17",
+        "  age (dense): 0.5",
     ]
 
 

@@ -2,7 +2,8 @@
 
 service.predict.event_trials starts the process, and asks it over a socket: JSON, one message a line. The first one is a
 TrialConfig; each TrialQuestion after it gets one answer. Rows are looked up in the stores of the commit, and none is
-restored, so that an answer takes as long for a large table as for a small one. Nothing is written or learnt.
+restored, so that an answer takes as long for a large table as for a small one. Nothing is written or learnt. A question
+without events is answered with a recent one of the job's stream.
 
 Shapes: B samples, P of a padded batch, U unique keys, D floats of a row.
 """
@@ -13,7 +14,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from headrace.config import Section, validate
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import F32, Samples
-from headrace.dataset.spec.config import OnBadEvent, SlotKind
+from headrace.dataset.sources.kinds import open_sources
+from headrace.dataset.spec.config import OnBadEvent, Opening, SlotKind
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
 from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.key_kernels import keys_of
 from headrace.keys import sign_of_text
@@ -40,6 +43,8 @@ from headrace.trainer.config import TrainerJob
 from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.kept_state import filled_as_of
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.predict.commit_statistics import CommitStatistics
 from headrace.trainer.predict.fixed_batches import FixedBatch, FixedBatches
 from headrace.trainer.predict.joined_labels import split
@@ -57,6 +62,10 @@ MAX_TOLD = 8 << 20
 """Most characters of the samples of an answer, as JSON; the reader takes answers of twice as many."""
 MAX_VALUES = 64
 """Most values of a slot of a sample that are told."""
+MAX_EXAMPLE, EXAMPLE_S = 32 << 10, 5.0
+"""Longest recent event that is told, in characters; longest time to read it."""
+OWN_GROUP = "-try"
+"""Of the Kafka groups that read it."""
 PARTITION = "memory/0"
 PLACE = re.compile(rf"{PARTITION} at (\d+)(?:, output line (\d+))?")
 TEXTS = re.compile(r"[^\s,;|]+")
@@ -70,6 +79,8 @@ class TrialConfig(Section):
     """The whole spec."""
     folder: Path
     """Folder of the job file."""
+    log: Path
+    """Folder of the job's log."""
     scratch: Path
     """Folder for open stores, on the disk of the commits."""
 
@@ -82,7 +93,7 @@ class TrialQuestion(Section):
     commit: Path
     """Folder of the version."""
     events: tuple[str, ...]
-    """Without any, all is made ready for the next question."""
+    """Without any, all is made ready for the next question, and the answer has a recent event."""
 
 
 class CommitRows:
@@ -134,7 +145,7 @@ class EventTrial:
 
     def __init__(self, config: TrialConfig) -> None:
         """Raises SpecError."""
-        self._job = job = validate(TrainerJob, config.job, only_known=True)
+        self._config, self._job = config, (job := validate(TrainerJob, config.job, only_known=True))
         self._schema, self._scratch, self._number = Schema.of(job.slots), config.scratch, 0
         set_up_torch(job.train.model_copy(update={"threads": 1, "amp": "off"}), 1, torch.device("cpu"))
         self._predictor = Predictor(job, self._schema, config.folder, [])
@@ -162,6 +173,7 @@ class EventTrial:
     def answer(self, question: TrialQuestion) -> dict[str, Any]:
         """The samples of the events with their predictions, and the rejected events. Raises HeadraceError."""
         self._open(question.commit)
+        example = None if question.events else recent_event(self._job, self._config.folder, self._config.log)
         tally, told, num_samples, room = PassTally(), list[dict[str, Any]](), 0, MAX_TOLD
         for block in self._blocks(question.events, tally):
             num_samples += len(block)
@@ -175,7 +187,7 @@ class EventTrial:
             {"reason": reason, "events": number, "first": place_words(tally.first_of[reason])}
             for reason, number in tally.rejected.items()
         ]
-        return {"samples": told, "left_out": num_samples - len(told), "rejected": rejected}
+        return {"samples": told, "left_out": num_samples - len(told), "rejected": rejected, "example": example}
 
     def _open(self, folder: Path) -> None:
         """Predict with this commit from now on."""
@@ -211,6 +223,24 @@ class EventTrial:
                     "predictions": {task: float(values[place]) for task, values in found.items()},
                     "slots": [told_slot(slot, batch.samples, place, missing, names) for slot in self._schema.slots],
                 }
+
+
+def recent_event(job: TrainerJob, folder: Path, log: Path) -> str | None:
+    """The first event of the newest planned pass, as a line of text; None where it is none, or cannot be read now."""
+    sources = {name: each.model_copy(update=each.beside(job.name, OWN_GROUP)) for name, each in job.sources.items()}
+    try:
+        plans = [record.content for record in read(log) if isinstance(record.content, PassPlan)]
+        segments = [segment for plan in reversed(plans) for rank in plan.segments for segment in rank]
+        if not segments:
+            return None
+        deadline = Deadline.after(EXAMPLE_S)
+        opening = Opening(folder=folder, job=job.name + OWN_GROUP, seed=job.seed, deadline=deadline, known=None)
+        with closing(open_sources(sources, opening)) as source:
+            values = (block.value(at) for block in source.read(segments[0], deadline) for at in range(len(block)))
+            text = next((value for value in values if value), b"").decode()
+    except (HeadraceError, OSError, UnicodeDecodeError):  # an example alone; the page says how to go on without it
+        return None
+    return text if text.replace("\t", "").isprintable() and 0 < len(text) <= MAX_EXAMPLE else None
 
 
 def told_slot(
