@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.progress import work_progress
-from headrace.service.cli.targets import Token, Url, path_of, remote_name, service_at
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
@@ -167,6 +167,45 @@ def predict_(
         manifest, PredictionOutput(request["output"]).metrics() if remote is None else None
     ):
         print_printable(line)
+
+
+@app.command("try", rich_help_panel=Panel.SERVE)
+def try_(
+    job: JobOrFile,
+    example: Annotated[bool, typer.Option("--example", help="Print a recent event of the job; read none.")] = False,
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Wait = 300.0,
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Predict a few events with a job's newest commit: samples, features, predictions, and ids without a row.
+
+    Events come from standard input, one a line as in the job's source. The job need not run; nothing is learnt.
+
+    Example: headrace try job.toml --example | headrace try job.toml
+    """
+    from headrace.service.predict.event_trials import EventTrials, events_of, trial_lines
+
+    text = "" if example else sys.stdin.read()
+    if not example:
+        events_of(text, needed=True)
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            found = client.post(path_of("jobs", name, "try"), {"events": text})
+    else:
+        from headrace.service.spec.job import load_job
+
+        with closing(EventTrials()) as trials:
+            found = trials.ask(str(job), load_job(job, overrides), events_of(text), Deadline.after(timeout))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif not example:
+        print_printable(*trial_lines(found), sep="\n")
+    elif found["example"] is None:
+        raise SpecError("no recent event can be printed as a line of text now", "--example")
+    else:
+        print(found["example"])
 
 
 @app.command(rich_help_panel=Panel.SERVE)

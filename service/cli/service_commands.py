@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli import service_output
 from headrace.service.cli.arguments import Json, Overrides
@@ -16,6 +18,9 @@ from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobName, Token, Url, path_of, service_at
 
 app = typer.Typer()
+
+TRACE_S = 360.0
+"""Longest time to wait for a trace: the service gives up after 300 s."""
 
 
 @app.command(rich_help_panel=Panel.SERVICE)
@@ -111,6 +116,53 @@ def logs(
     with service_at(url, token) as client:
         for line in service_output.output_lines(client, job, worker, None if everything else last, follow=follow):
             print_printable(json.dumps(line) if as_json else f"{line['worker']}: {line['text']}", flush=follow)
+
+
+@app.command(rich_help_panel=Panel.LOOK)
+def settings(
+    job: JobName,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that nobody changed.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Print the settings of a service's job that were changed while it ran, and changes of its file that wait.
+
+    Example: headrace settings clicks --url https://train.example:8080
+    """
+    with service_at(url, token) as client:
+        found = client.get(path_of("jobs", job, "settings"))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_printable(*service_output.settings_lines(found, everything), sep="\n")
+
+
+@app.command(rich_help_panel=Panel.LOOK)
+def trace(
+    job: JobName,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write it.")] = Path("trace.json"),
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps of every worker.")] = 200,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Record what each thread of a service's running job does in its next steps, as a file for ui.perfetto.dev.
+
+    For a job file: headrace run job.toml --trace steps=200
+
+    Example: headrace trace clicks --url https://train.example:8080
+    """
+    from headrace.durable import writing
+
+    path = path_of("jobs", job, "trace")
+    if not output.absolute().parent.is_dir():
+        raise SpecError(f"{output.absolute().parent}: no such folder", "--output")
+    with service_at(url, token) as client:
+        print_printable(f"at the service: {client.carry_out(path, {'steps': steps}, Deadline.after(TRACE_S))['said']}")
+        found = client.get(path)
+    with writing(output):
+        output.write_text(json.dumps(found))
+    print(f"{output} is written; open it in https://ui.perfetto.dev")
 
 
 def _action(name: str, description: str) -> None:

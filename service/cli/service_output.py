@@ -124,3 +124,17 @@ def _is_number(value: Any) -> bool:
 def _number(value: float) -> str:
     """Whole and large numbers with separators of thousands, others to four digits."""
     return count(value) if value == int(value) or abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def settings_lines(found: Mapping[str, Any], everything: bool) -> Iterator[str]:
+    """Settings that were changed while a job ran, changes of its file that wait, and with `everything` all others."""
+    changed = [each for each in found["settings"] if each["origin"] == "set"]
+    yield "set while it ran:" if changed else "nothing was changed while the job ran"
+    for each in changed:
+        yield f"  {each['key']} = {each['now']}; in the job file {each['file'] or 'left out'}"
+    yield "changes of the job file that wait:" if found["waiting"] else "the run has the job file as it is"
+    for each in found["waiting"]:
+        yield f"  {each['key']}: {each['was']} -> {each['now']}; {each['to_do']}"
+    if everything:
+        yield "all settings:"
+        yield from (f"  {each['key']} = {each['now']} ({each['origin']})" for each in found["settings"])

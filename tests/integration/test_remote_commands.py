@@ -80,6 +80,12 @@ def test_a_job_is_submitted_looked_at_acted_on_and_deleted(headrace, service):
         headrace("ranking", "news", "default")
     with pytest.raises(NotFound, match="there is no table 'defult'; did you mean 'default'"):
         headrace("ranking", "news", "defult")
+    assert headrace("settings", "news", role=Role.VIEWER).startswith("nothing was changed while the job ran\n")
+    assert "  seed = 7 (file)\n" in headrace("settings", "news", "--all")
+    with pytest.raises(HeadraceError, match="no run is active"):
+        headrace("trace", "news")
+    with pytest.raises(HeadraceError, match="holds no run"):
+        headrace("try", "news", "--example")
     assert headrace("logs", "news") == ""
     assert headrace("doctor", "news", role=Role.VIEWER).startswith("no commit yet")
     assert headrace("freshness", "news", "--last", role=Role.VIEWER).startswith("not measured yet")
