@@ -3,6 +3,7 @@
 Shapes: B samples of a batch, L places of a sequence, D length of a vector, V signs of a slot.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from headrace.trainer.models.registry import load_model
 from headrace.trainer.models.two_tower import ItemFrequency, ItemPopularity
 from tests.fakes.model_settings import fitting
 
+PAGE = Path(__file__).parents[2] / "docs" / "model-zoo.md"
 B, D, V, L = 256, 8, 100, 12
 
 
@@ -495,3 +497,12 @@ def test_skip_gram_finds_words_of_one_topic():
     rows = functional.normalize(learner.rows["word"].detach(), dim=1)
     nearest = (rows @ rows.t()).fill_diagonal_(-2).argmax(1)
     assert (nearest // 20 == torch.arange(V) // 20).float().mean() > 0.95
+
+
+def test_the_own_model_of_the_page_returns_a_logit_for_each_task():
+    block = re.search(r'```python title="my_model.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)
+    exec(block[1], made := {})  # as a job imports it
+    shape = Shape((SlotShape("a", 3, True, 1), SlotShape("b", 2, True, 1)), (), (("d", 4),), ("ctr", "buys"))
+    vectors = {"a": torch.ones(5, 3), "b": torch.ones(5, 2)}
+    logits = made["Mlp"](shape, {"hidden": 8})(Inputs(vectors, None, torch.zeros(5, 2), {}, torch.ones(5, 4)))
+    assert {task: each.shape for task, each in logits.items()} == {"ctr": (5,), "buys": (5,)}
