@@ -21,6 +21,7 @@ from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.model_inputs import FirstSigns
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.features.training_batches import BatchMaker, targets
+from headrace.trainer.models.calibration import add_calibration
 from headrace.trainer.train.step import RowSums, Stepper, StepSettings
 
 SCHEMA = Schema.of(
@@ -247,6 +248,35 @@ def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them
     assert plain.measured(batch, rows, {"ctr": 3.5}) is None
     mine = own.forward(batch, rows, {"ctr": 3.5})
     assert not (mine.predictions or mine.measured or mine.calibrated), "the host reads those of `measured` alone"
+
+
+@pytest.mark.parametrize("at_once", [None, "click"])
+def test_measures_that_are_taken_apart_are_not_computed_again_to_learn_and_gradients_have_the_same_bits(at_once):
+    class Measuring(WithTargets):
+        def __init__(self):
+            super().__init__()
+            add_calibration(self, ["ctr"])
+            self.modes = []
+            self.calibration.register_forward_hook(lambda *_: self.modes.append(torch.is_grad_enabled()))
+
+        def measures(self, outputs, inputs, targets):
+            self.modes.append(outputs["inner"].requires_grad)
+            return super().measures(outputs, inputs, targets)
+
+    modes, learnt = [], []
+    for apart in (False, True):
+        model, given = Measuring(), replace(PLAIN, measures_apart=apart, at_once=at_once)
+        stepper = Stepper(model, given, KernelPooling(1), torch.device("cpu"))
+        batch, rows, _, _ = step(samples(), [CTR])
+        measured = stepper.measured(batch, rows, {"ctr": 3.5})
+        forward, sums = stepper.forward(batch, rows, {"ctr": 3.5}), RowSums.of(batch)
+        stepper.backward(batch, forward, sums)
+        grads = stepper.gradients(batch, sums)["default"].grads_UD
+        modes.append(model.modes)
+        learnt.append((grads.tobytes(), model.scale.grad.item(), stepper.take_loss()))
+        assert (measured or forward).moments["ctr"].any() and "of_clicked" in (measured or forward).tensors
+    assert modes == [[True, True], [False, False]], "both once: while it learns, and in the pass that measures"
+    assert learnt[0] == learnt[1]
 
 
 def test_half_precision_keeps_predictions_near():

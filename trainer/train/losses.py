@@ -59,16 +59,28 @@ class OwnLosses:
             self._follow()
 
     def of(
-        self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
+        self,
+        outputs: Mapping[str, Tensor],
+        inputs: Inputs,
+        batch: TrainingBatch,
+        global_weight: Mapping[str, float],
+        *,
+        reads: bool = True,
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """The loss of the batch, with sample weights of the first task; and the tensors to measure, by name."""
-        asks = self._asks or self._measures is not None
+        """The loss of the batch, with sample weights of the first task; and the tensors to measure, by name.
+
+        `reads`: whether these tensors, and those of `of_classes`, are read; if not, they are not computed.
+        """
+        asks = self._asks or (reads and self._measures is not None)
         targets, self._own = targets_of(batch, self._tasks, self._device) if asks else None, {}
         loss: Tensor | float = 0.0
         if self._losses is not None and global_weight[self._first]:
             more = (targets,) if self._asks else ()
             self._own = self._losses(outputs, inputs, *more)
             loss = self._weighted(self._own, batch, global_weight[self._first])
+        if not reads:
+            self._own = {}
+            return loss, {}
         measured = {name: value for name, value in outputs.items() if name not in self._inner}
         return loss, measured | self._measured(outputs, inputs, targets)
 

@@ -145,36 +145,37 @@ class Stepper:
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         predictions, calibrated = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
+        reads = not (self._measures_apart and torch.is_grad_enabled())  # else the host reads those of `measured`
         for task in self._tasks:
             output = outputs.pop(task.name).float()
             if task.loss == "softmax":
                 continue
-            label, weight = (self.copies.there(each[task.name]) for each in (batch.label_B, batch.weight_B))
-            logit, plain_weight = self.calibration(task.name, output.detach()), weight
-            if task.label == self._at_once:
-                weight = weight * fake_negative_weights(output, label)
+            label, plain_weight = (self.copies.there(each[task.name]) for each in (batch.label_B, batch.weight_B))
+            at_once = task.label == self._at_once
+            weight = plain_weight * fake_negative_weights(output, label) if at_once else plain_weight
             if task.loss == "bce":
                 loss_B = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="none")
-                prediction = torch.sigmoid(logit)
             else:
                 loss_B = functional.mse_loss(output, label, reduction="none") * weight
-                prediction = output.detach()
             if global_weight[task.name]:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
+            if not reads:
+                continue
             sample_loss = sample_loss + loss_B.detach() * task.weight
-            predictions[task.name] = prediction
+            logit = self.calibration(task.name, output.detach())
+            predictions[task.name] = torch.sigmoid(logit) if task.loss == "bce" else output.detach()
             if task.name in self.calibration.tasks:
-                if task.label == self._at_once:
+                if at_once:
                     plain_weight = plain_weight * fake_negative_weights(logit, label)
                 calibrated[task.name] = output.detach().contiguous(), plain_weight
-        own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
+        own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight, reads=reads)
         loss = loss + own_loss
-        of_classes, prediction_B = self._own_losses.of_classes(batch)
-        measured["loss"] = sample_loss + of_classes
         has_weight = any(global_weight.values())
         result = ForwardResult(loss=loss, leaves=given.leaves, readers=given.readers, has_weight=has_weight)
-        if self._measures_apart and torch.is_grad_enabled():  # the host reads those of `measured`
+        if not reads:
             return result
+        of_classes, prediction_B = self._own_losses.of_classes(batch)
+        measured["loss"] = sample_loss + of_classes
         later = self.copies.later
         result.predictions = {name: later(value) for name, value in (predictions | prediction_B).items()}
         result.measured = {name: later(value.detach().float()) for name, value in measured.items()}
