@@ -45,7 +45,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench
 
-# Tests and rates on a GPU, in about ten minutes: DRY=1 prints the plan, DEVICE=cpu runs a small one without a GPU.
+# Tests and rates on a GPU, in ten minutes by estimate: DRY=1 prints the plan, DEVICE=cpu runs a small one without a GPU.
 gpu: $(READY)
 	$(BIN)/python -m tests.bench.gpu $(if $(DRY),--dry) $(if $(DEVICE),--device $(DEVICE))
 

@@ -1,10 +1,10 @@
-"""`make gpu`: all that this project knows about a GPU, in one run of about ten minutes on a machine that has one.
+"""`make gpu`: all that this project knows about a GPU, in one run on a machine that has one; ten minutes by estimate.
 
 1. What the machine is. 2. The tests that need a GPU, NCCL between two processes on it among them: sums, and rows on
 the devices of two trainers. 3. W1 at both widths:
 rows on the device, rows on the host, plain PyTorch and FBGEMM's TBE on the same GPU. 4. Where the time of a step goes.
 
-It writes build/gpu/results.json and build/gpu/table.md, the table of docs/gpu.md, and nothing outside the checkout. A
+It writes build/gpu/results.json and build/gpu/table.md, a table for docs/gpu.md, and nothing outside the checkout. A
 part that fails or runs over its time is noted, and the others go on. `make gpu DRY=1` prints the plan and runs nothing;
 `make gpu DEVICE=cpu` runs a small one with the CPU in the GPU's place, to show that it works.
 """
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.gpu_peers import BATCH
 from tests.bench.w1 import make
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,8 @@ def plan(device: str, npz: Path) -> Iterator[Part]:
     """The programs in order."""
     size, python, none = size_of(device), sys.executable, dict[str, str]()
     if device == "cuda":
-        yield Part("the GPU", ("nvidia-smi",), 60, none, optional=True)
+        asked = "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+        yield Part("the GPU", ("nvidia-smi", *asked), 60, none, optional=True)
     options = ("-q", "-p", "no:cacheprovider", "-n0", "-m", "not slow", "--timeout", "240")
     chosen = ("-k", "cuda or gpu") if device == "cuda" else ()
     yield Part(
@@ -120,14 +122,26 @@ def run(part: Part) -> dict[str, object]:
             check=False,
         )
         code, printed = ended.returncode, ended.stdout if ended.returncode == 0 else ended.stdout + ended.stderr
-    except subprocess.TimeoutExpired:
-        code, printed = 124, f"not done after {part.limit_s:g} s"
+    except subprocess.TimeoutExpired as late:
+        until_then = b"\n".join(each for each in (late.stdout, late.stderr) if each).decode(errors="replace")
+        code, printed = 124, f"{until_then}\nnot done after {part.limit_s:g} s"
     except OSError as error:
         code, printed = 127, str(error)
     found: dict[str, object] = {"code": code, "took_s": round(time.monotonic() - begin, 1)}
     if code == 0 and part.rate:
-        return found | json.loads(printed.splitlines()[-1])
+        try:
+            return found | json.loads(printed.splitlines()[-1])
+        except (IndexError, ValueError):
+            found["code"], printed = 1, f"{printed}\nits last line is not JSON"
     return found | {"said": printed[-TAIL:]}
+
+
+def in_words(found: Mapping[str, object]) -> str:
+    """How a program ended, in one line: its rate, or the last line of what it said."""
+    if "samples_per_s" in found:
+        return f"{found['samples_per_s']:,.0f} samples/s"
+    last = next((line.strip() for line in reversed(str(found["said"]).splitlines()) if line.strip()), "it said nothing")
+    return last if found["code"] == 0 else f"FAILED with code {found['code']}: {last}"
 
 
 def table(results: Mapping[str, Mapping[str, object]]) -> str:
@@ -146,12 +160,20 @@ def table(results: Mapping[str, Mapping[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def conditions(facts: Mapping[str, object]) -> str:
+    """Where and how the rates were measured, in a sentence."""
+    size = size_of(str(facts["device"]))
+    on = f"{facts['gpu']}, CUDA {facts['cuda']}" if facts["gpu"] else "the CPU in the GPU's place: no rates of a GPU"
+    how = f"Steps of {BATCH:,} samples, {size.steps} of them, out of {size.rows:,} samples"
+    return f"{how}; {on}, {facts['cores']} cores, torch {facts['torch']}, {time.strftime('%Y-%m-%d')}.\n"
+
+
 def facts(device: str) -> dict[str, object]:
     """The machine and the versions."""
     import torch
 
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda}
     return versions | {"device": device, "gpu": gpu, "cores": os.cpu_count(), "machine": platform.machine()}
 
 
@@ -168,6 +190,7 @@ def main() -> int:
         for part in parts:
             print(f"{part.name} (at most {part.limit_s:g} s{', optional' if part.optional else ''})")
             print(f"    {shlex.join(part.command)}")
+        print(f"at most {sum(part.limit_s for part in parts) / 60:.0f} min in all, and much less where nothing hangs")
         print(f"writes {OUT / 'results.json'} and {OUT / 'table.md'}")
         return 0
     return measure(given.device, npz, parts)
@@ -180,20 +203,19 @@ def measure(device: str, npz: Path, parts: list[Part]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         print("torch sees no GPU here. `make gpu DRY=1` shows the plan, `make gpu DEVICE=cpu` runs it on the CPU.")
         return 2
-    make(npz.parent, size_of(device).rows)
-    results = dict[str, dict[str, object]]()
-    report = {"facts": facts(device), "parts": results}
+    print(f"the data of W1: {make(npz.parent, size_of(device).rows)}", flush=True)
+    results, here = dict[str, dict[str, object]](), facts(device)
     for number, part in enumerate(parts, 1):
         print(f"[{number}/{len(parts)}] {part.name} (at most {part.limit_s:g} s) ...", flush=True)
         results[part.name] = found = run(part)
-        said = f"{found['samples_per_s']:,.0f} samples/s" if "samples_per_s" in found else f"code {found['code']}"
-        print(f"    {said}, {found['took_s']} s", flush=True)
-        (OUT / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(f"    {in_words(found)} (took {found['took_s']} s)", flush=True)
+        (OUT / "results.json").write_text(json.dumps({"facts": here, "parts": results}, indent=1) + "\n")
     if any(part.rate for part in parts):
-        (OUT / "table.md").write_text(text := table(results))
-        print(text)
+        (OUT / "table.md").write_text(text := f"{table(results)}\n{conditions(here)}")
+        print(f"\n{text}")
     failed = [part.name for part in parts if results[part.name]["code"] and not part.optional]
-    print(f"wrote {OUT}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    why = f'failed: {", ".join(failed)}; the end of their output is "said" in results.json'
+    print(f"wrote {OUT}: {why if failed else 'all that has to work did'}")
     return bool(failed)
 
 

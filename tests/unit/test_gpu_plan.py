@@ -25,7 +25,10 @@ def test_a_part_that_fails_or_takes_too_long_is_noted():
     broken = gpu.Part("broken", (sys.executable, "-c", "print('why'); raise SystemExit(3)"), 30, {})
     found = gpu.run(broken)
     assert found["code"] == 3 and "why" in str(found["said"])
+    assert gpu.in_words(found) == "FAILED with code 3: why"
     assert gpu.run(gpu.Part("slow", (sys.executable, "-c", "import time; time.sleep(30)"), 0.1, {}))["code"] == 124
+    mute = gpu.run(gpu.Part("mute", (sys.executable, "-c", "print('no rate')"), 30, {}, rate=True))
+    assert mute["code"] == 1 and "no rate" in str(mute["said"]) and "not JSON" in gpu.in_words(mute)
     assert gpu.run(gpu.Part("absent", ("no-such-program",), 1, {}))["code"] == 127
 
 
@@ -38,3 +41,10 @@ def test_the_table_compares_with_plain_pytorch_and_names_what_did_not_run():
     lines = gpu.table(found).splitlines()
     assert "| 64, rows on the device | 3,000 | 1.50 |" in lines
     assert "| 64, FBGEMM's TBE | did not run | - |" in lines
+
+
+def test_a_table_says_where_its_rates_are_from():
+    here = {"device": "cpu", "gpu": None, "cuda": None, "cores": 2, "torch": "2.13.0"}
+    assert "no rates of a GPU, 2 cores, torch 2.13.0" in gpu.conditions(here)
+    there = here | {"device": "cuda", "gpu": "NVIDIA H200", "cuda": "13.0"}
+    assert "150 of them, out of 1,000,000 samples; NVIDIA H200, CUDA 13.0" in gpu.conditions(there)
