@@ -164,7 +164,7 @@ def conditions(facts: Mapping[str, object]) -> str:
     """Where and how the rates were measured, in a sentence."""
     size = size_of(str(facts["device"]))
     on = f"{facts['gpu']}, CUDA {facts['cuda']}" if facts["gpu"] else "the CPU in the GPU's place: no rates of a GPU"
-    how = f"Steps of {BATCH:,} samples, {size.steps} of them, out of {size.rows:,} samples"
+    how = f"{size.steps} steps of {BATCH:,} samples, without the first pass with rows on the device or the host"
     return f"{how}; {on}, {facts['cores']} cores, torch {facts['torch']}, {time.strftime('%Y-%m-%d')}.\n"
 
 

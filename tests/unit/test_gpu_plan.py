@@ -47,4 +47,5 @@ def test_a_table_says_where_its_rates_are_from():
     here = {"device": "cpu", "gpu": None, "cuda": None, "cores": 2, "torch": "2.13.0"}
     assert "no rates of a GPU, 2 cores, torch 2.13.0" in gpu.conditions(here)
     there = here | {"device": "cuda", "gpu": "NVIDIA H200", "cuda": "13.0"}
-    assert "150 of them, out of 1,000,000 samples; NVIDIA H200, CUDA 13.0" in gpu.conditions(there)
+    said = gpu.conditions(there)
+    assert said.startswith("150 steps of 4,096 samples") and "; NVIDIA H200, CUDA 13.0, 2 cores" in said
