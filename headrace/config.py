@@ -29,7 +29,6 @@ from pydantic import (
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from headrace import documents
 from headrace.default_kinds import with_default_kinds
@@ -65,7 +64,7 @@ class Section(BaseModel):
     """Keys of sections that begin with the settings of another one, where they have no `kind` of their own."""
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """With the keys' docstrings. Every process has these classes; that each reads its source costs half a second,
         so `use_attribute_docstrings` is not set.
         """
