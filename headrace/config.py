@@ -91,12 +91,16 @@ class GrownSection(Section):
 
 
 def _key_docstrings(section: type[Section]) -> dict[str, str]:
-    """The docstring below each key of a section and of its bases, cleaned."""
+    """The docstring below each key of a section and of its bases, cleaned. A class without a source has none."""
     found: dict[str, str] = {}
     for each in reversed(section.__mro__):
         if not issubclass(each, Section):
             continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        try:
+            source = inspect.getsource(each)
+        except (OSError, TypeError):
+            continue
+        (body,) = ast.parse(textwrap.dedent(source)).body
         assert isinstance(body, ast.ClassDef), body
         for key, below in pairwise(body.body):
             match key, below:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, create_model
 
 from headrace.config import (
     DURATION_S,
@@ -251,3 +251,32 @@ def test_sections_are_frozen():
 def test_a_section_survives_its_own_dump():
     whole = validate(Whole, {"one": {"kind": "left", "size": "1KiB"}, "wait": "2s"})
     assert validate(Whole, whole.model_dump(mode="json")) == whole
+
+
+class Described(Section):
+    """A section."""
+
+    length: int = Field(3, alias="len")
+    """In metres,
+    at rest."""
+    plain: int = 0
+
+
+class Inherits(Described):
+    """A later one."""
+
+    plain: int = 1
+    """Of its own."""
+
+
+def test_a_schema_has_the_docstrings_of_keys_and_of_those_inherited():
+    keys = Inherits.model_json_schema()["properties"]
+    assert keys["len"]["description"] == "In metres,\nat rest." and keys["plain"]["description"] == "Of its own."
+    assert "description" not in Described.model_json_schema()["properties"]["plain"]
+
+
+def test_a_section_whose_source_is_not_there_has_a_schema():
+    made = create_model("Made", __base__=Section, kind=(int, 1))
+    typed = type("Typed", (Described,), {"__module__": "nowhere"})
+    assert "description" not in made.model_json_schema()["properties"]["kind"]
+    assert typed.model_json_schema()["properties"]["len"]["description"] == "In metres,\nat rest."
