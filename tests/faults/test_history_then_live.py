@@ -19,6 +19,8 @@ from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import SPEC
 from tests.s3_server import ENVIRONMENT, s3  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 T_S = 1_714_521_600
 NUM, SWITCH = 1_500, 1_000
 """Events, and the first of them at or after the time."""
@@ -33,8 +35,6 @@ import json
 import numpy as np
 
 from headrace.dataset.generator import DataGenerator
-
-pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Clicks(DataGenerator):

@@ -12,11 +12,11 @@ from headrace.trainer.checkpoint.commits import Commits
 from tests.integration.stream_job import SPEC, write_job
 from tests.jobs import changed
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 MODEL = """
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Normal(nn.Module):

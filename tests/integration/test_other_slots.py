@@ -19,10 +19,10 @@ from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read
 from tests.integration.stream_job import headrace
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 PIPE = """
 import json, sys
-
-pytestmark = pytest.mark.usefixtures("warm")
 
 for line in sys.stdin:
     event = json.loads(line)
