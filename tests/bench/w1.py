@@ -33,7 +33,8 @@ def make(folder: Path, rows: int, text_parts: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / "w1.npz"
     if not wanted.exists():
-        np.savez(wanted, **drawn(rows))
+        np.savez(folder / "new.npz", **drawn(rows))
+        (folder / "new.npz").replace(wanted)
     if text_parts and not (folder / "part-000.txt").exists():
         _write_text(np.load(wanted), folder, text_parts)
     return wanted
@@ -58,7 +59,8 @@ def drawn(rows: int) -> dict[str, Any]:
 def _write_text(data: Mapping[str, Any], folder: Path, parts: int) -> None:
     dense, label = data["dense"], data["label"]
     signs = data["ids"].astype(np.int64) + data["offsets"][None] + 1
-    for part, rows in enumerate(np.array_split(np.arange(len(signs)), parts)):
+    # The first part, which says that all are there, comes last.
+    for part, rows in reversed(list(enumerate(np.array_split(np.arange(len(signs)), parts)))):
         with (folder / f"part-{part:03d}.txt").open("w") as text:
             for floats, ids, y in zip(dense[rows].tolist(), signs[rows].tolist(), label[rows].tolist(), strict=True):
                 words = [str(NUM_DENSE), *(f"{x:.4f}" for x in floats), *(f"1 {x}" for x in ids), f"1 {y:.0f}"]
