@@ -3,8 +3,6 @@
 The work is in service.predict.event_trials. The answer goes to the caller alone: it is no operation, and is not stored.
 """
 
-from typing import Any
-
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -12,7 +10,7 @@ from headrace.deadline import Deadline
 from headrace.service.api.actions import ActionCall, action
 from headrace.service.api.authorization import AuthorizedRoute
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import RequestBody, ResponseBody, finite, shown_by
+from headrace.service.api.schemas import RequestBody, ResponseBody, shown_by
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.jobs.background import in_background
@@ -30,8 +28,9 @@ class TryEvents(RequestBody):
     model_config = shown_by({"events": '{"user": "u1", "item": "i7"}'})
 
     events: str = Field(default="", max_length=MAX_TEXT)
-    """One event a line, in the job's own format. Empty: all is made ready, so that the next answer comes at once, and
-    the answer has an `example`."""
+    """One event a line, in the job's own format. Empty: all is made ready, so that the next answer comes at once."""
+    example: bool = False
+    """Whether the answer has a recent event of the job's stream, too."""
 
 
 class TriedSlot(ResponseBody):
@@ -79,7 +78,8 @@ class TriedEvents(ResponseBody):
     """Samples beyond those that are shown."""
     rejected: list[TriedRejection]
     example: str | None
-    """If no event was given: a recent event of the job's stream. Null where that is no line of text, or is gone."""
+    """If one was asked for: a recent event of the job's stream. Null where that is no line of text, or cannot be read
+    within five seconds."""
 
 
 @action(router, "/v1/jobs/{job}/try", id="tryEvents", summary="Predict pasted events", audited=(), repeatable=False)
@@ -93,5 +93,6 @@ def try_events(call: ActionCall, asked: TryEvents) -> TriedEvents:
     in_background(lambda: call.host.check_allowed(call.name))
     trials: EventTrials = call.request.app.state.trials
     with one_of_few(share_key(call.caller, address_of(call.request))):
-        found: dict[str, Any] = finite(trials.ask(call.name, call.loaded, events, Deadline.after(TRY_S)))
+        deadline = Deadline.after(TRY_S)
+        found = trials.ask(call.name, call.loaded, events, deadline, example=asked.example)
     return TriedEvents(**{name: found[name] for name in TriedEvents.model_fields})

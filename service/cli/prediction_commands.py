@@ -185,19 +185,20 @@ def try_(
 
     Example: headrace try job.toml --example | headrace try job.toml
     """
-    from headrace.service.predict.event_trials import EventTrials, events_of, trial_lines
+    from headrace.service.predict.event_trials import MAX_TEXT, EventTrials, events_of, trial_lines
 
-    text = "" if example else sys.stdin.read()
-    if not example:
-        events_of(text, needed=True)
+    text = "" if example else sys.stdin.buffer.read(4 * MAX_TEXT + 1).decode(errors="replace")
+    events, deadline = events_of(text, needed=not example), Deadline.after(timeout)
     if (name := remote_name(job, url)) is not None:
+        if overrides:
+            raise SpecError("goes with a job file on this machine, not with a job of a service", "--set")
         with service_at(url, token) as client:
-            found = client.post(path_of("jobs", name, "try"), {"events": text})
+            found = client.post_once_ready(path_of("jobs", name, "try"), {"events": text, "example": example}, deadline)
     else:
         from headrace.service.spec.job import load_job
 
         with closing(EventTrials()) as trials:
-            found = trials.ask(str(job), load_job(job, overrides), events_of(text), Deadline.after(timeout))
+            found = trials.ask(str(job), load_job(job, overrides), events, deadline, example=example)
     if as_json:
         print(json.dumps(found, indent=2))
     elif not example:
@@ -205,7 +206,7 @@ def try_(
     elif found["example"] is None:
         raise SpecError("no recent event can be printed as a line of text now", "--example")
     else:
-        print(found["example"])
+        print_printable(found["example"])
 
 
 @app.command(rich_help_panel=Panel.SERVE)

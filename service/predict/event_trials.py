@@ -22,6 +22,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, SpecError
 from headrace.extras import require
 from headrace.printable import counted
 from headrace.process import DEVNULL, ChildProcess, unbuffered
+from headrace.secrets import with_secrets
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.history.commit_lookup import reader, scratch
 from headrace.service.predict.versions import version_of
@@ -75,7 +76,7 @@ class TrialProcess:
 
     def __init__(self, job: LoadedJob) -> None:
         """Raises HeadraceError where it cannot be started."""
-        self.spec, self._held = job.full, ExitStack()
+        self.job, self._held = job, ExitStack()
         folder = self._held.enter_context(scratch(job.store, reader()))
         self._link, theirs = socket.socketpair()
         self._held.callback(self._link.close)
@@ -96,7 +97,7 @@ class TrialProcess:
         self._held.callback(self._process.close)
         self._received, self._number, self._unanswered_s = b"", 0, time.monotonic()
         places = {"folder": str(job.folder), "log": str(job.store / "log"), "scratch": str(folder)}
-        self._unsent = _line({"job": job.full, **places})
+        self._unsent = _line({"job": with_secrets(job.full, job.secrets), **places})
         """The rest of the last message: a timeout may cut one."""
 
     @property
@@ -104,12 +105,17 @@ class TrialProcess:
         """Whether it has ended by itself."""
         return self._process.ends_within(0)
 
-    def ask(self, commit: Path, events: Sequence[str], deadline: Deadline) -> dict[str, Any]:
+    def serves(self, job: LoadedJob) -> bool:
+        """Whether it was started for this spec and these secrets."""
+        return (self.job.full, self.job.secrets) == (job.full, job.secrets)
+
+    def ask(self, commit: Path, events: Sequence[str], deadline: Deadline, *, example: bool = False) -> dict[str, Any]:
         """Its answer. Raises NotYet where it is still busy, SpecError; after other errors the process is of no use."""
         self._number += 1
         try:
             self._send(deadline)
-            self._unsent = _line({"number": self._number, "commit": str(commit), "events": list(events)})
+            asked = {"events": list(events), "example": example}
+            self._unsent = _line({"number": self._number, "commit": str(commit), **asked})
             self._send(deadline)
             while (answer := self._answer(deadline))["number"] != self._number:  # of questions given up before
                 self._unanswered_s = time.monotonic()
@@ -169,8 +175,10 @@ class EventTrials:
         """By job, the one that was asked last at the end."""
         self._lock, self._closed = threading.Lock(), False
 
-    def ask(self, name: str, job: LoadedJob, events: Sequence[str], deadline: Deadline) -> dict[str, Any]:
-        """The prediction of events by the newest commit of a job, which `name` has in this service.
+    def ask(
+        self, name: str, job: LoadedJob, events: Sequence[str], deadline: Deadline, *, example: bool = False
+    ) -> dict[str, Any]:
+        """The prediction of events by the newest commit of a job, which `name` has in this service; and an `example`.
 
         Raises SpecError where there is no commit, NotYet where all processes are busy, DeadlineExceeded.
         """
@@ -180,7 +188,7 @@ class EventTrials:
             version = held.enter_context(version_of(job, LIVE, None, job.store, deadline=deadline))
             process = self._process(place, job)
             try:
-                found = process.ask(version.commit, events, deadline)
+                found = process.ask(version.commit, events, deadline, example=example)
             except (SpecError, NotYet):
                 raise
             except BaseException:
@@ -246,7 +254,7 @@ class EventTrials:
     def _process(self, place: _Place, job: LoadedJob) -> TrialProcess:
         """The process of a held place. Raises NotYet once all are closed."""
         process = place.process
-        if process is not None and (process.spec != job.full or process.has_ended):
+        if process is not None and (process.has_ended or not process.serves(job)):
             self._end(place)
         with self._lock:  # so that `close` finds it
             if self._closed:

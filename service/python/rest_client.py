@@ -58,6 +58,10 @@ Steps = Generator[RestRequest | float, Answered, Result]
 """Requests to send, and seconds to pause, until there is a result."""
 
 
+class Busy(Unavailable):
+    """The service answers, but not to this yet."""
+
+
 class NotFound(HeadraceError):
     """The service has nothing of this name. The exit code is that of an unknown local name."""
 
@@ -224,6 +228,16 @@ class ServiceClient:
         """Request an action. It happens once, however often the request is sent."""
         return self.take(self.calls.post(path, body))
 
+    def post_once_ready(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> Any:
+        """As `post`, until the deadline where the service answers that it is still getting ready."""
+        while True:
+            try:
+                return self.post(path, body)
+            except Busy:
+                if deadline.left_s() <= STREAM_S:
+                    raise
+            time.sleep(STREAM_S)
+
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, **parameters: Any) -> Any:
         """PATCH or DELETE the resource at `path`. Raises Refused if somebody else changes it meanwhile."""
         return self.take(self.calls.change(method, path, body, parameters))
@@ -304,7 +318,9 @@ def error_of(status: int, problem: Mapping[str, Any]) -> HeadraceError:
             return SpecError(detail)  # the detail begins with the path
         case HTTPStatus.NOT_FOUND:
             return NotFound(detail)
-        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in AGAIN:
+        case _ if status in AGAIN:
+            return Busy(detail)
+        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return Unavailable(detail)
         case HTTPStatus.UNAUTHORIZED:
             return Refused(f"{detail}; give one with --token or HEADRACE_TOKEN")

@@ -755,7 +755,8 @@ class TriedEvents(TypedDict):
     """Samples beyond those that are shown."""
     rejected: list[TriedRejection]
     example: str | None
-    """If no event was given: a recent event of the job's stream. Null where that is no line of text, or is gone."""
+    """If one was asked for: a recent event of the job's stream. Null where that is no line of text, or cannot be
+    read within five seconds."""
 
 class TriedRejection(TypedDict):
     """Events that give no sample."""
@@ -1294,7 +1295,7 @@ class ServiceActions:
         it."""
         ...
 
-    def try_events(self, job: str, *, events: str | None = ...) -> TriedEvents:
+    def try_events(self, job: str, *, events: str | None = ..., example: bool | None = ...) -> TriedEvents:
         """Predict events with the job's newest commit: their samples, features and predictions, and rows that are
         missing. They go through the job's pipe. The job need not run; nothing is learnt or stored. The first answer
         takes some seconds, until a process is ready; that process stays for a few minutes."""
@@ -1601,7 +1602,7 @@ class AsyncServiceActions:
         timeout_s: float = ...,
         notify: Callable[[str], None] | None = None,
     ) -> OperationEntry: ...
-    async def try_events(self, job: str, *, events: str | None = ...) -> TriedEvents: ...
+    async def try_events(self, job: str, *, events: str | None = ..., example: bool | None = ...) -> TriedEvents: ...
     async def record_trace(
         self,
         job: str,

@@ -82,8 +82,8 @@ class TrialPart:
             self._events.classes("code").on("focus", self._prepare, [])
             with ui.element("div").classes("line"):
                 self._go = ui.button("Predict", on_click=self._ask).props("unelevated no-caps").mark("try")
-                insert = ui.button("Insert a recent event", color=None, on_click=self._insert)
-                insert.props("outline no-caps").mark("example")
+                self._insert_one = ui.button("Insert a recent event", color=None, on_click=self._insert)
+                self._insert_one.props("outline no-caps").mark("example")
             self._said = ui.label(NO_EVENT).classes("hint output").props("role=status")
             self._grid = Grid(SAMPLE_COLUMNS, "", on_open=self._open)
         self._box, self._which = titled_panel("", "texts of the event stand for the ids that are their hashes")
@@ -101,13 +101,18 @@ class TrialPart:
             await self._answer("")
 
     async def _insert(self) -> None:
-        """Put a recent event of the job in the field."""
+        """Put a recent event of the job in the field, below what is there."""
         self._say(READING)
-        found = await self._answer("")
+        self._insert_one.disable()
+        try:
+            found = await self._answer("", example=True)
+        finally:
+            self._insert_one.enable()
         if found is None:
             return
         if found["example"] is not None:
-            self._events.set_value(found["example"])
+            kept = str(self._events.value or "").strip("\n")
+            self._events.set_value(f"{kept}\n{found['example']}" if kept else found["example"])
         self._say(NO_EXAMPLE if found["example"] is None else INSERTED)
 
     async def _ask(self) -> None:
@@ -130,11 +135,11 @@ class TrialPart:
         if self._samples:
             self._open("0")
 
-    async def _answer(self, events: str) -> Any:
+    async def _answer(self, events: str, *, example: bool = False) -> Any:
         """The answer, or None after its error is shown. While the process gets ready, it is asked again."""
         for again in reversed(range(TRIES)):
             try:
-                return await self._visitor.call(TRY, {"job": self._name}, {"events": events})
+                return await self._visitor.call(TRY, {"job": self._name}, {"events": events, "example": example})
             except (RequestRefused, httpx.HTTPError) as error:
                 if not again or getattr(error, "status", None) != HTTPStatus.SERVICE_UNAVAILABLE:
                     self._say(str(error) or f"the service does not answer: {type(error).__name__}", "bad-text")

@@ -103,11 +103,11 @@ def test_pasted_events_are_predicted_as_a_prediction_job_does(ended, live):
     with closing(EventTrials()) as trials:
         found = trials.ask("it", ended, lines[:70], Deadline.after(60))
         again = trials.ask("it", ended, ["2 0 0 1 3 1 987654 0 1 0 1 7", "x"], Deadline.after(60))
-        example = trials.ask("it", ended, [], Deadline.after(60))["example"]
+        example = trials.ask("it", ended, [], Deadline.after(60), example=True)["example"]
         with pytest.raises(SpecError, match="holds no run"):
             trials.ask("other", replace(ended, store=ended.folder / "none"), [], Deadline.after(60))
     assert example in [line for part in ended.folder.glob("part-*.txt") for line in part.read_text().splitlines()]
-    assert found["example"] is None, "events were given"
+    assert found["example"] is None, "none was asked for"
     assert found["commit"] == rows_commit(live) and len(found["samples"]) == 70 and not found["rejected"]
     for sample, row in zip(found["samples"], rows, strict=False):
         assert sample["predictions"]["ctr"] == pytest.approx(row["prediction.ctr"], rel=1e-5)

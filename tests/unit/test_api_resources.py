@@ -265,21 +265,22 @@ def test_settings_are_those_in_force_and_changes_of_the_file_that_wait(served):
 
 def test_events_are_tried_for_their_caller_alone(served, monkeypatch):
     slot = {"name": "a", "kind": "sparse", "values": ["7"], "missing": ["7"], "more": 0}
-    sample = {"event": 0, "time": None, "predictions": {"ctr": float("nan")}, "slots": [slot]}
+    sample = {"event": 0, "time": None, "predictions": {"ctr": None}, "slots": [slot]}
     asked, answer = [], {"version": 2, "commit": SECOND, "samples": [sample], "left_out": 0, "rejected": []}
     answer["example"] = None
 
-    def ask(_trials, name, job, events, _deadline):
-        asked.append((name, job.spec.name, events))
+    def ask(_trials, name, job, events, _deadline, *, example):
+        asked.append((name, job.spec.name, events, example))
         return {**answer, "job": "small", "timeline": "t1"}
 
     monkeypatch.setattr(EventTrials, "ask", ask)
     key = {"Idempotency-Key": "tried"}
     for _ in range(2):
-        found = served.post("/v1/jobs/small/try", {"events": "x\u2028 1\r\n\ny 2\n"}, headers=key)
+        body = {"events": "x\u2028 1\r\n\ny 2\n", "example": True}
+        found = served.post("/v1/jobs/small/try", body, headers=key)
         assert found.status_code == 200 and "idempotency-replayed" not in found.headers, "no answer is kept"
-    assert found.json() == {**answer, "samples": [{**sample, "predictions": {"ctr": None}}]}
-    assert asked == [("small", "small", ["x\u2028 1", "y 2"])] * 2
+    assert found.json() == answer
+    assert asked == [("small", "small", ["x\u2028 1", "y 2"], True)] * 2
     assert served.post("/v1/jobs/small/try", {"events": "x\n" * 101}).status_code == 422
     assert served.post("/v1/jobs/small/try", {"events": "x" * 70_000}).status_code == 422
     assert served.post("/v1/jobs/small/try", {}, token=served.tokens[Role.VIEWER]).status_code == 403

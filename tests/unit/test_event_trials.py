@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from headrace.service.predict import event_trials
 from headrace.service.predict.event_trials import MAX_ANSWER, MAX_PROCESSES, EventTrials, TrialProcess
 from headrace.service.spec.job import load_job
 from headrace.trainer.journal.log import store_locked
+from headrace.trainer.predict import event_trial
 from headrace.trainer.predict.event_trial import MAX_SAMPLES, MAX_TOLD, EventTrial, TrialQuestion
 from tests.integration import stream_job
 
@@ -33,10 +36,12 @@ class FakeProcess:
     """Answers at once; `during` runs first."""
 
     def __init__(self, job):
-        self.spec, self.has_ended, self.closed, self.during = job.full, False, 0, lambda: None
+        self.job, self.has_ended, self.closed, self.during = job, False, 0, lambda: None
         started.append(self)
 
-    def ask(self, commit, events, deadline):
+    serves = TrialProcess.serves
+
+    def ask(self, commit, events, deadline, *, example):
         self.during()
         return {"samples": [*events]}
 
@@ -142,6 +147,34 @@ def test_the_rest_of_a_question_that_a_timeout_cut_is_sent_before_the_next_one(j
     answering.join(5)
     process.close()
     assert [each.get("events") for each in read] == [None, [large], ["y"]], "the second one was never begun"
+
+
+def test_the_process_has_the_secrets_of_the_job_and_another_one_follows_new_secrets(job, monkeypatch):
+    monkeypatch.setattr(event_trials, "ChildProcess", lambda *_args, **_keys: SimpleNamespace(close=lambda: None))
+    full = {**job.full, "sources": {"k": {"kind": "kafka", "options": {"sasl_plain_password": "***"}}}}
+    monkeypatch.setattr(type(job), "full", property(lambda _: full))
+    secrets = {"sources.k.options.sasl_plain_password": "p"}
+    process = TrialProcess(replace(job, secrets=secrets))
+    sent = json.loads(process._unsent)["job"]
+    assert sent["sources"]["k"]["options"] == {"sasl_plain_password": "p"}
+    assert process.serves(replace(job, secrets=secrets)) and not process.serves(replace(job, secrets={}))
+    process.close()
+
+
+def test_a_source_that_takes_too_long_or_fails_costs_an_example_alone(monkeypatch):
+    def never(*_):
+        while True:
+            pass
+
+    monkeypatch.setattr(event_trial, "EXAMPLE_S", 0.05)
+    monkeypatch.setattr(event_trial, "_first_event", never)
+    assert event_trial.recent_event(None, Path(), Path()) is None
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    for text, expected in {"a\tb \u3000": "a\tb \u3000", "a\nb": None, "\x1b[2J": None, "": None}.items():
+        monkeypatch.setattr(event_trial, "_first_event", lambda *_, text=text: text.encode())
+        assert event_trial.recent_event(None, Path(), Path()) == expected
+    monkeypatch.setattr(event_trial, "_first_event", lambda *_: 1 / 0)
+    assert event_trial.recent_event(None, Path(), Path()) is None
 
 
 def test_a_trial_waits_no_longer_for_the_lock_of_a_store_and_fetches_nothing(tmp_path):

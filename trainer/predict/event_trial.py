@@ -2,8 +2,7 @@
 
 service.predict.event_trials starts the process, and asks it over a socket: JSON, one message a line. The first one is a
 TrialConfig; each TrialQuestion after it gets one answer. Rows are looked up in the stores of the commit, and none is
-restored, so that an answer takes as long for a large table as for a small one. Nothing is written or learnt. A question
-without events is answered with a recent one of the job's stream.
+restored, so that an answer takes as long for a large table as for a small one. Nothing is written or learnt.
 
 Shapes: B samples, P of a padded batch, U unique keys, D floats of a row.
 """
@@ -11,6 +10,7 @@ Shapes: B samples, P of a padded batch, U unique keys, D floats of a row.
 import argparse
 import json
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,10 @@ from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
-from headrace.errors import HeadraceError
+from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.key_kernels import keys_of
 from headrace.keys import sign_of_text
+from headrace.printable import printable
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, U64
 from headrace.pserver.protocol.table_operations import ExportCut
@@ -64,6 +65,8 @@ MAX_VALUES = 64
 """Most values of a slot of a sample that are told."""
 MAX_EXAMPLE, EXAMPLE_S = 32 << 10, 5.0
 """Longest recent event that is told, in characters; longest time to read it."""
+MAX_SEGMENTS = 8
+"""Most segments that are looked at for one, the newest first."""
 OWN_GROUP = "-try"
 """Of the Kafka groups that read it."""
 PARTITION = "memory/0"
@@ -93,7 +96,9 @@ class TrialQuestion(Section):
     commit: Path
     """Folder of the version."""
     events: tuple[str, ...]
-    """Without any, all is made ready for the next question, and the answer has a recent event."""
+    """Without any, all is made ready for the next question."""
+    example: bool = False
+    """Whether the answer has a recent event of the job's stream, too."""
 
 
 class CommitRows:
@@ -173,7 +178,8 @@ class EventTrial:
     def answer(self, question: TrialQuestion) -> dict[str, Any]:
         """The samples of the events with their predictions, and the rejected events. Raises HeadraceError."""
         self._open(question.commit)
-        example = None if question.events else recent_event(self._job, self._config.folder, self._config.log)
+        asked = question.example
+        example = recent_event(self._job, self._config.folder, self._config.log) if asked else None
         tally, told, num_samples, room = PassTally(), list[dict[str, Any]](), 0, MAX_TOLD
         for block in self._blocks(question.events, tally):
             num_samples += len(block)
@@ -219,28 +225,51 @@ class EventTrial:
                 names = texts[event] if 0 <= event < len(texts) else {}
                 yield {
                     "event": event,
-                    "time": time_s if np.isfinite(time_s) else None,
-                    "predictions": {task: float(values[place]) for task, values in found.items()},
+                    "time": _finite(time_s),
+                    "predictions": {task: _finite(float(values[place])) for task, values in found.items()},
                     "slots": [told_slot(slot, batch.samples, place, missing, names) for slot in self._schema.slots],
                 }
 
 
 def recent_event(job: TrainerJob, folder: Path, log: Path) -> str | None:
-    """The first event of the newest planned pass, as a line of text; None where it is none, or cannot be read now."""
-    sources = {name: each.model_copy(update=each.beside(job.name, OWN_GROUP)) for name, each in job.sources.items()}
+    """The first event of the newest planned pass, as a line of text; None where it is none, or cannot be read in time.
+
+    Called on the main thread. A source may have to read a file from its beginning, so a signal ends it after EXAMPLE_S.
+    """
+
+    def end(*_: object) -> None:
+        raise DeadlineExceeded("the example takes too long")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, EXAMPLE_S)
     try:
-        plans = [record.content for record in read(log) if isinstance(record.content, PassPlan)]
-        segments = [segment for plan in reversed(plans) for rank in plan.segments for segment in rank]
-        if not segments:
-            return None
-        deadline = Deadline.after(EXAMPLE_S)
-        opening = Opening(folder=folder, job=job.name + OWN_GROUP, seed=job.seed, deadline=deadline, known=None)
-        with closing(open_sources(sources, opening)) as source:
-            values = (block.value(at) for block in source.read(segments[0], deadline) for at in range(len(block)))
-            text = next((value for value in values if value), b"").decode()
-    except (HeadraceError, OSError, UnicodeDecodeError):  # an example alone; the page says how to go on without it
+        text = _first_event(job, folder, log, Deadline.after(EXAMPLE_S)).decode()
+    except Exception:  # noqa: BLE001  # sources may be others' code; an example alone, and people go on without it
         return None
-    return text if text.replace("\t", "").isprintable() and 0 < len(text) <= MAX_EXAMPLE else None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    is_line = printable(text) == text and "\n" not in text
+    return text if is_line and 0 < len(text) <= MAX_EXAMPLE else None
+
+
+def _first_event(job: TrainerJob, folder: Path, log: Path, deadline: Deadline) -> bytes:
+    """The first event with content of the newest planned passes; b"" for none."""
+    sources = {name: each.model_copy(update=each.beside(job.name, OWN_GROUP)) for name, each in job.sources.items()}
+    plans = [record.content for record in read(log) if isinstance(record.content, PassPlan)]
+    segments = [segment for plan in reversed(plans) for rank in plan.segments for segment in rank]
+    opening = Opening(folder=folder, job=job.name + OWN_GROUP, seed=job.seed, deadline=deadline, known=None)
+    with closing(open_sources(sources, opening)) as source:
+        for segment in segments[:MAX_SEGMENTS]:
+            for block in source.read(segment, deadline):
+                for value in (block.value(at) for at in range(len(block))):
+                    if value:
+                        return value
+    return b""
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def told_slot(
