@@ -325,7 +325,7 @@ class CommitSection(Section):
     every_passes: PositiveCount | None = None
     """Also commit after this many passes."""
     keep: int = Field(default=3, ge=1, le=1000)
-    """Number of newest commits to keep, in addition to pinned ones."""
+    """Newest commits to keep, beside pinned ones, with the log from the oldest on. The log's beginning is one, too."""
     deadline: PositiveDuration = 600.0
     """Longest time to write a commit."""
     max_failing: Duration = 900.0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.durable import REAL
 from headrace.errors import DeadlineExceeded
+from headrace.trainer.checkpoint.commit_store import CommitStore
 from headrace.trainer.journal import log as log_module
 from headrace.trainer.journal.log import (
     RESERVE_BYTES,
@@ -261,6 +263,18 @@ def test_pruning_keeps_the_plan_after_the_commit_though_its_file_is_older_than_t
     assert [number for _, kind, number in told(folder) if kind == RecordKind.PLAN][0] == 3
     claim(2).append(close(4))
     assert read(folder)[0].number > 1
+
+
+def test_the_beginning_is_kept_until_there_are_as_many_commits_as_are_to_be_kept(claim, folder, small_parts, tmp_path):
+    log, store = claim(1), CommitStore(tmp_path)
+    log.append(PassPlan(1, ()))
+    kept = []
+    store.commits = SimpleNamespace(prune=lambda *_: kept.__delitem__(slice(None, -2)), whole=lambda: kept)
+    closed(log, 1)
+    for number in (2, 3):
+        kept.append(SimpleNamespace(log_from=closed(log, number)))
+        store.prune(2, log)
+        assert (read(folder)[0].number == 1) == (number == 2), "from there a job runs again"
 
 
 def test_pruning_keeps_operations_that_did_not_act(claim, folder, small_parts):

@@ -94,11 +94,14 @@ class CommitStore:
     def prune(self, keep: int, joblog: Log) -> None:
         """Step 5: keep the newest `keep` commits, and those that are held or copied; remove the log before them.
 
-        Raises HeadraceError and OSError.
+        The beginning of the log counts as the first commit, since a job can be run again from there, too. Raises
+        HeadraceError and OSError.
         """
         self.commits.prune(keep, joblog.exclusive(), self.holding(), self.retire)
         joblog.roll()
-        joblog.prune(min(kept.log_from for kept in self.commits.whole()))
+        kept = self.commits.whole()
+        if len(kept) >= keep:
+            joblog.prune(min(each.log_from for each in kept))
         self.collect()
 
     def holding(self) -> Collection[str]:
