@@ -13,15 +13,12 @@ from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.progress import work_progress
-from headrace.service.cli.targets import JobOrFile, Token, Url, path_of, remote_name, service_at
+from headrace.service.cli.targets import JobOrFile, Token, Url, only_here, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.history.version_ages import MeasuredAges
 
 app = typer.Typer()
-
-OPTIONS = {"overrides": "--set", "worth": "--worth"}
-"""By parameter."""
 
 
 @app.command(rich_help_panel=Panel.LOOK)
@@ -53,7 +50,7 @@ def doctor(
         with work_progress("reading the newest commit"):
             found = plain(report_of(loaded, SlotOrder(by), losses))
     else:
-        _only_here(overrides=overrides, worth=worth)
+        only_here(overrides=overrides, worth=worth)
         with service_at(url, token) as client:
             found = client.get(path_of("jobs", name, "doctor"), by=by)
     if as_json:
@@ -92,7 +89,7 @@ def freshness(
     if (name := remote_name(job, url)) is not None:
         if not last:
             raise SpecError("measures on the job's machine alone; add --last for the last result", "headrace freshness")
-        _only_here(overrides=overrides)
+        only_here(overrides=overrides)
         with service_at(url, token) as client:
             _print_ages(of_message(client.get(path_of("jobs", name, "freshness"))), as_json)
     elif last:
@@ -124,13 +121,6 @@ def _print_ages(found: "MeasuredAges | None", as_json: bool) -> None:
         return
     for line in ["not measured yet; `headrace freshness` does so"] if found is None else format_measured(found):
         print_printable(line)
-
-
-def _only_here(**options: object) -> None:
-    """Raise SpecError for an option that needs the job file."""
-    for name, value in options.items():
-        if value:
-            raise SpecError("needs a job file on this machine, not a job of a service", OPTIONS[name])
 
 
 def _seconds(horizon: str) -> float:

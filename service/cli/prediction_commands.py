@@ -21,7 +21,7 @@ from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.panels import Panel
 from headrace.service.cli.progress import work_progress
-from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, path_of, remote_name, service_at
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, only_here, path_of, remote_name, service_at
 
 if TYPE_CHECKING:
     from headrace.service.spec.job import LoadedJob
@@ -190,8 +190,7 @@ def try_(
     text = "" if example else sys.stdin.buffer.read(4 * MAX_TEXT + 1).decode(errors="replace")
     events, deadline = events_of(text, needed=not example), Deadline.after(timeout)
     if (name := remote_name(job, url)) is not None:
-        if overrides:
-            raise SpecError("goes with a job file on this machine, not with a job of a service", "--set")
+        only_here(overrides=overrides)
         with service_at(url, token) as client:
             found = client.post_once_ready(path_of("jobs", name, "try"), {"events": text, "example": example}, deadline)
     else:

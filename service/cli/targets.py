@@ -37,6 +37,8 @@ JobOrFile = Annotated[
     typer.Argument(metavar="JOB", help="The job file, ending in .toml; with --url a job's name.", show_default=False),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job at the service.", show_default=False)]
+OPTIONS = {"overrides": "--set", "worth": "--worth"}
+"""Options that need the job file, by parameter."""
 Wait = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 
@@ -48,6 +50,13 @@ def remote_name(job: Path, url: str | None) -> str | None:
     if url != os.environ.get(URL):  # given as an option
         raise SpecError(f"{text} is a job file on this machine; use the name of a job of the service", "--url")
     return None
+
+
+def only_here(**options: object) -> None:
+    """Raise SpecError for an option that is given and needs the job file."""
+    for name, value in options.items():
+        if value:
+            raise SpecError("needs a job file on this machine, not a job of a service", OPTIONS[name])
 
 
 @contextmanager
