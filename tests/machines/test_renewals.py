@@ -7,7 +7,9 @@ from tests.machines.external_job import ExternalJob, object_store, setting
 
 pytestmark = pytest.mark.long
 
-LIFE_S = 8
+LIFE_S = 24
+"""A worker's first certificate is signed before its process starts, so a life must be longer than such a start, also
+where other processes use the processors."""
 SHORT_LIVES = f"""
 from datetime import timedelta
 from headrace.identity import certificates
