@@ -10,8 +10,8 @@ these kernels can pass:
 - copies: rows and gradients of a batch once each way through memory, for shards in processes of their own.
 - text: the bytes of a batch through `cat`, and the parser.
 
-Then the product's own rates in the same run, and their share of the limit: by elapsed time, and by CPU time, which is
-also right on a machine that others use.
+Then the product's own rates in the same run, in turn with plain PyTorch's (tests.bench.w1), and their share of the
+limit: by elapsed time, and by CPU time, which is also right on a machine that others use.
 
 Shapes: as in trainer.features.lookup_kernels; R rows of the table, W floats of a row in the slab.
 """
@@ -45,7 +45,7 @@ from headrace.trainer.config import TrainerJob
 from headrace.trainer.features import lookup_kernels
 from headrace.trainer.models.linear import Kernel, forward_product, input_gradient, onednn_works, weight_gradient
 from tests.bench import parsing
-from tests.bench.w1 import BLOCK, NUM_DENSE, NUM_FIELDS, ROOT, job, make
+from tests.bench.w1 import BLOCK, NUM_DENSE, NUM_FIELDS, ROOT, baseline, job, make
 
 DIM = 16
 INPUTS = NUM_FIELDS * DIM + NUM_DENSE
@@ -298,22 +298,38 @@ def limits(npz: Path, folder: Path, hiddens: Sequence[int], rounds: int) -> dict
 
 
 def shares(found: dict[str, dict[str, Any]], npz: Path, folder: Path, steps: dict[int, int], rounds: int) -> None:
-    """Put the product's own rates beside the limits, medians of rounds that run in turn."""
+    """Put the rates of PyTorch and the product's own beside the limits: medians of rounds that run in turn."""
     rates: dict[str, list[tuple[float, float]]] = {road: [] for road in found if road.startswith("limit: ")}
+    theirs: dict[int, list[float]] = {hidden: [] for hidden in steps}
     for _ in range(rounds):
-        for road, measured in rates.items():
-            kind, _, hidden = road.removeprefix("limit: ").partition(", hidden ")
-            width = int(hidden)
+        for hidden, measured in theirs.items():
+            measured.append(baseline(npz, hidden, steps[hidden]))
+        for road, both in rates.items():
+            kind, hidden = _parts_of(road)
             if kind == "text":
-                measured.append(_from_text(width, folder))
+                both.append(_from_text(hidden, folder))
             else:
-                measured.append(_from_memory(npz, width, 2 if kind == "2 shards" else 0, steps[width]))
-    for road, measured in rates.items():
-        limit = found[road]
-        rate, cpu_ms = (statistics.median(each) for each in zip(*measured, strict=True))
-        limit |= {"product_samples_per_s": rate, "share": rate / limit["samples_per_s"]}
+                both.append(_from_memory(npz, hidden, 2 if kind == "2 shards" else 0, steps[hidden]))
+    for road, both in rates.items():
+        limit, of_torch = found[road], theirs[_parts_of(road)[1]]
+        ours, cpu_ms = zip(*both, strict=True)
+        shares = [rate / limit["samples_per_s"] for rate in ours]
+        ratios = [rate / their for rate, their in zip(ours, of_torch, strict=True)]
+        limit |= {
+            "product_samples_per_s": statistics.median(ours),
+            "pytorch_samples_per_s": statistics.median(of_torch),
+        }
+        limit |= {"share": statistics.median(shares), "share_spread": [min(shares), max(shares)]}
+        limit |= {"of_pytorch": statistics.median(ratios), "of_pytorch_spread": [min(ratios), max(ratios)]}
         if "2 shards" not in road:  # the CPU time of shards is not in it
-            limit |= {"product_core_ms": cpu_ms, "share_of_cpu": limit["core_ms"] / cpu_ms}
+            product_ms = statistics.median(cpu_ms)
+            limit |= {"product_core_ms": product_ms, "share_of_cpu": limit["core_ms"] / product_ms}
+
+
+def _parts_of(road: str) -> tuple[str, int]:
+    """The kind of a road, and the width of its hidden layers."""
+    kind, _, hidden = road.removeprefix("limit: ").partition(", hidden ")
+    return kind, int(hidden)
 
 
 def _from_memory(npz: Path, hidden: int, num_shards: int, steps: int) -> tuple[float, float]:

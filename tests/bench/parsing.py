@@ -9,21 +9,24 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
+import pyarrow.json
 
-from headrace.config import validate
+from headrace.config import load_toml, validate
 from headrace.dataset.formats.generator_answers import answer_schema
 from headrace.dataset.formats.generator_columns import GeneratorSlot, JobSlots
 from headrace.dataset.formats.multislot_parser import MultiSlotParser
 from headrace.dataset.generator import DataGenerator
 from headrace.dataset.spec.schema import Schema
 from headrace.trainer.config import TrainerJob, WorkerConfig
+from tests.bench.streams import Streams
 from tests.bench.w1 import ROOT, job, make
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -51,6 +54,7 @@ def figures(cache: Path) -> dict[str, dict]:
         "MultiSlot parser, one core": parser(cache),
         "generators, one core": generators(),
         "answers of 20 slots, one core": answers(),
+        "JSON of 40 fields, MB a core second": columns(),
     }
 
 
@@ -134,8 +138,30 @@ def answers(num_events: int = 8192, rounds: int = 5) -> dict[str, float]:
     return {f"{name}_samples_per_s": num_events / statistics.median(each) for name, each in took.items()}
 
 
+def columns() -> dict[str, float]:
+    """The events of the world *videos* as samples, through the columns pipe; and as columns of pyarrow."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Streams(folder).samples("videos")  # compiles
+        streams, path = Streams(folder), folder / "videos.jsonl"
+        streams.spec("videos")
+        size_mb = path.stat().st_size / 1e6
+        alone = pyarrow.json.ReadOptions(use_threads=False)
+        pipe_s = _core_s(lambda: streams.samples("videos"))
+        pyarrow_s = _core_s(lambda: pyarrow.json.read_json(path, read_options=alone))
+        return {"pipe": size_mb / pipe_s, "pyarrow": size_mb / pyarrow_s}
+
+
+def _core_s(act: Callable[[], object]) -> float:
+    begin_s = time.process_time()
+    act()
+    return time.process_time() - begin_s
+
+
 def _rate(example: str, name: str, events: list[bytes]) -> float:
     generator = getattr(_module(EXAMPLES / example / "generator.py"), name)()
+    slots = validate(TrainerJob, load_toml(EXAMPLES / example / "job.toml"), only_known=True).slots
+    generator._slots = JobSlots(tuple(GeneratorSlot(each.name, "sparse", "uint64", 0) for each in slots), drop=False)
     begin, count = time.perf_counter(), 0
     for first in range(0, len(events), 1024):
         count += len(generator.generate_columns(events[first : first + 1024])["event"])
