@@ -36,8 +36,8 @@ def faults(
     Example: headrace faults job.toml --rounds 3 --events 100000
     """
     from headrace.service.cli.fault_output import run_rounds
+    from headrace.service.cluster.runtime import OF_ANY_JOB
     from headrace.service.cluster.warm import warm_launchers
-    from headrace.service.cluster.worker_plan import OF_ANY_JOB
     from headrace.service.faults.rounds import FaultRuns
 
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed

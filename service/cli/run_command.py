@@ -67,25 +67,30 @@ def run(
 
     Example: headrace run job.toml --set train.batch_size=256
     """
-    from headrace.service.monitor.display import choose_show
-    from headrace.service.server.foreground_run import run_job
-    from headrace.service.spec.job import load_job
-    from headrace.timeline import parse_window
+    from headrace.service.cluster.child import early_forkserver
 
-    window = None if trace is None else parse_window(trace)
-    stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
-    loaded = load_job(job, overrides)
-    show = choose_show(ends=all(source.ends for source in loaded.spec.sources.values()))
-    outcome = run_job(
-        loaded,
-        show,
-        fresh=fresh,
-        listen=listen,
-        trace=window,
-        health=health,
-        metrics=metrics,
-        log_dir=log_dir,
-        tensorboard=tensorboard,
-        stopped=stopped,
-    )
+    with early_forkserver() as end_early:
+        from headrace.service.monitor.display import choose_show
+        from headrace.service.server.foreground_run import run_job
+        from headrace.service.spec.job import load_job
+        from headrace.timeline import parse_window
+
+        window = None if trace is None else parse_window(trace)
+        stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
+        loaded = load_job(job, overrides)
+        if loaded.spec.cluster.launcher != "local":
+            end_early()
+        show = choose_show(ends=all(source.ends for source in loaded.spec.sources.values()))
+        outcome = run_job(
+            loaded,
+            show,
+            fresh=fresh,
+            listen=listen,
+            trace=window,
+            health=health,
+            metrics=metrics,
+            log_dir=log_dir,
+            tensorboard=tensorboard,
+            stopped=stopped,
+        )
     raise typer.Exit(outcome.code)

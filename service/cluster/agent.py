@@ -30,9 +30,8 @@ from headrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, 
 from headrace.service.cluster.child import Spawner, Starter, WorkerProcess, local_starter
 from headrace.service.cluster.local import LocalWorker, start_process
 from headrace.service.cluster.run_folder import run_folder
-from headrace.service.cluster.runtime import KILL_S, PYTHON, CannotStart, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import KILL_S, MODULES, PYTHON, CannotStart, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import clear_live_of
-from headrace.service.cluster.worker_plan import MODULES
 from headrace.warm_forkserver import VARIABLE
 
 # The worker that an agent runs as its child, and its output until that is reported.

@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import contextmanager, suppress
@@ -22,8 +22,9 @@ from typing import Any, Protocol, TextIO
 from headrace import documents
 from headrace.forkserver import MAX_MESSAGE_BYTES
 from headrace.process import DEVNULL, STDOUT, ChildProcess, end_at_once, is_ending, unbuffered
-from headrace.service.cluster.runtime import PYTHON
+from headrace.service.cluster.runtime import OF_ANY_JOB, PYTHON
 from headrace.service.cluster.warm import LentForkserver, borrow, can_fork
+from headrace.warm_forkserver import VARIABLE
 
 START_S = 120.0
 """Longest time for a fork; the first one waits for the imports."""
@@ -176,12 +177,37 @@ def _started(preload: Sequence[str]) -> tuple[socket.socket, ChildProcess]:
     return control, process
 
 
+_early: list[tuple[socket.socket, ChildProcess]] = []
+"""A forkserver that no starter has taken yet."""
+
+
+@contextmanager
+def early_forkserver() -> Iterator[Callable[[], None]]:
+    """Start a forkserver that the first starter of this process takes, so that its imports run beside those of this
+    process. One that nobody takes ends with the context, or by what this gives.
+    """
+
+    def end() -> None:
+        while _early:
+            control, process = _early.pop()
+            control.close()
+            process.kill()
+            process.end()
+
+    if can_fork() and VARIABLE not in os.environ:
+        _early.append(_started(OF_ANY_JOB))
+    try:
+        yield end
+    finally:
+        end()
+
+
 class _Running:
     """A forkserver process and the thread that listens to it."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.process: ChildProcess | LentForkserver
-        self._control, self.process = borrow(preload) or _started(preload)
+        self._control, self.process = borrow(preload) or (_early.pop() if _early else _started(preload))
         self._numbers = count()
         self._children: dict[int, ForkedChild] = {}
         self._lock = threading.Lock()  # held for a new child and for the end of the forkserver

@@ -52,6 +52,21 @@ class WorkerRole(StrEnum):
     READER = "reader"
 
 
+MODULES = {
+    WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
+    WorkerRole.READER: ("headrace.dataset.reader.server", "headrace.dataset.features.json_decoder", "pyarrow.compute"),
+    WorkerRole.TRAINER: (
+        "headrace.trainer.train.assembly",
+        "headrace.dataset.features.json_decoder",
+        "headrace.rpc.role",
+        "pyarrow.compute",
+    ),
+}
+"""The modules that workers of a role import, also those that they import late."""
+OF_ANY_JOB = [module for role in MODULES for module in MODULES[role]]
+"""The modules that the workers of some job import."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Resources that a worker may use. None: the launcher sets no limit and reserves nothing."""

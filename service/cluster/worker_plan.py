@@ -20,7 +20,7 @@ from headrace.rpc import unix_sockets
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
 from headrace.service.cluster.machine import input_files, stream_files
-from headrace.service.cluster.runtime import PYTHON, Resources, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import MODULES, PYTHON, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS, TRACE_REQUEST
 from headrace.service.spec.config import ClusterSection, WorkerResources
 from headrace.service.spec.job import LoadedJob, row_workers
@@ -35,19 +35,6 @@ from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.trainer.status.time_spent import STALL_SHARE
 
-MODULES = {
-    WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
-    WorkerRole.READER: ("headrace.dataset.reader.server", "headrace.dataset.features.json_decoder", "pyarrow.compute"),
-    WorkerRole.TRAINER: (
-        "headrace.trainer.train.assembly",
-        "headrace.dataset.features.json_decoder",
-        "headrace.rpc.role",
-        "pyarrow.compute",
-    ),
-}
-"""The modules that workers of a role import, also those that they import late."""
-OF_ANY_JOB = [module for role in MODULES for module in MODULES[role]]
-"""The modules that the workers of some job import."""
 BESIDE = "headrace.trainer.predict.background"
 """The module that runs another one at the lowest priority."""
 

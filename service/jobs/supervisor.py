@@ -20,10 +20,10 @@ from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode
 from headrace.service.cluster.job_run import set_paused
 from headrace.service.cluster.rank0_connection import RankZeroConnection, address_in
+from headrace.service.cluster.runtime import OF_ANY_JOB
 from headrace.service.cluster.store import RUN
 from headrace.service.cluster.supervision import RestartLimits
 from headrace.service.cluster.warm import warm_forkserver
-from headrace.service.cluster.worker_plan import OF_ANY_JOB
 from headrace.service.jobs import launcher_process
 from headrace.service.jobs.activation import Fence
 from headrace.service.jobs.background import BackgroundWork

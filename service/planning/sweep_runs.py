@@ -22,9 +22,9 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.lifecycle import on_stop_signal
 from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
 from headrace.service.cluster.run_folder import run_folder, write_private
+from headrace.service.cluster.runtime import OF_ANY_JOB
 from headrace.service.cluster.store import REPORT
 from headrace.service.cluster.warm import warm_launchers
-from headrace.service.cluster.worker_plan import OF_ANY_JOB
 from headrace.service.history.paired_test import JobComparison, PairedResult, compare_jobs
 from headrace.service.planning.sweep_settings import SweepSetting
 from headrace.service.spec.job import LoadedJob, load_job

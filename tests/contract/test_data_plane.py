@@ -31,8 +31,7 @@ from headrace.pserver.server.step_calls import StepCalls
 from headrace.rpc import data_sockets
 from headrace.rpc.data_sockets import DataAddress, DataConnection, DataListener, KeyPair
 from headrace.service.cluster.child import ForkingStarter
-from headrace.service.cluster.runtime import PYTHON, WorkerRole
-from headrace.service.cluster.worker_plan import MODULES
+from headrace.service.cluster.runtime import MODULES, PYTHON, WorkerRole
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
 from tests.s3_server import Proxy

@@ -11,8 +11,8 @@ from functools import cache
 
 import pytest
 
+from headrace.service.cluster.runtime import OF_ANY_JOB
 from headrace.service.cluster.warm import warm_forkserver
-from headrace.service.cluster.worker_plan import OF_ANY_JOB
 
 
 def lead_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace as plan_replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,15 +26,16 @@ from headrace.failpoints import ArmedFailpoint, Failpoint
 from headrace.process import unbuffered
 from headrace.retry import Backoff
 from headrace.rpc.role import RoleClient
-from headrace.service.cluster import job_runner, supervision
-from headrace.service.cluster.child import ForkingStarter, Spawner
+from headrace.service.cluster import child, job_runner, supervision
+from headrace.service.cluster.child import ForkingStarter, Spawner, early_forkserver, local_starter
 from headrace.service.cluster.fetched_commits import HeadReplaced
 from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from headrace.service.cluster.meeting import Meeting
-from headrace.service.cluster.runtime import TAIL_LINES, WorkerRole
+from headrace.service.cluster.runtime import PYTHON, TAIL_LINES, WorkerRole
 from headrace.service.cluster.warm import warm_forkserver
 from headrace.trainer.job_status import StallStatus, Status
 from headrace.trainer.rank0.resize_messages import PrepareWorkers, encode_message
+from headrace.warm_forkserver import VARIABLE
 from tests.fakes.launch import PRELOAD, fake_launcher, fake_plan, fake_worker, starting
 
 ROOT = Path(__file__).parents[2]
@@ -650,3 +651,51 @@ def test_a_launcher_that_gives_up_leaves_neither_forkserver_nor_traceback(warm, 
         assert not is_there or select.select([control], [], [], 30)[0]
         control.close()
         assert printed.read() == "", "read to its end: the forkserver is gone"
+
+
+def children():
+    """The process numbers of this process's children."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone meanwhile
+            if parent_of(entry.name) == os.getpid():
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def without_warm(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(child, "OF_ANY_JOB", PRELOAD)
+    return children()
+
+
+def test_the_first_starter_takes_a_forkserver_that_was_started_early(without_warm, tmp_path):
+    with early_forkserver():
+        (early,) = children() - without_warm
+        with local_starter(PRELOAD) as starter, local_starter(PRELOAD):
+            assert len(children() - without_warm) == 2, "the second one has its own"
+            worker = starter.start((*PYTHON, "http.server", "0", "--bind", "127.0.0.1"), tmp_path)
+            with worker.output:
+                assert parent_of(worker.started.result()[0]) == early
+                worker.kill()
+                worker.wait()
+            worker.release()
+    assert children() == without_warm
+
+
+def test_a_forkserver_that_nobody_takes_is_gone_at_once(without_warm):
+    with early_forkserver() as end:
+        assert len(children() - without_warm) == 1
+        end()
+        assert children() == without_warm
+    with pytest.raises(KeyError), early_forkserver():
+        raise KeyError("the job file is wrong")
+    assert children() == without_warm
+
+
+def test_where_there_is_a_warm_forkserver_none_is_started_early(warm, without_warm, monkeypatch):
+    for name, text in warm.items():
+        monkeypatch.setenv(name, text)
+    with early_forkserver():
+        assert children() == without_warm
