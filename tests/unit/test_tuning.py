@@ -194,9 +194,20 @@ def test_the_loss_is_that_of_the_second_half_weighted_by_samples():
 
 
 def test_the_job_as_it_is_goes_on_beside_those_that_are_better():
-    trials = [trial("as it is", 0.9), trial("a", 0.1), trial("b", 0.2), trial("c", 0.3)]
+    trials = [trial("as it is", 0.9), trial("a", 0.1), trial("b", 0.2), trial("c", 0.95)]
     assert [each.name for each in going_on(trials, 2)] == ["a", "as it is"]
-    assert [each.name for each in going_on(trials[:2], 2)] == ["a", "as it is"]
+    assert [each.name for each in going_on(trials, 4)] == ["a", "b", "as it is"]
+    assert [each.name for each in going_on([trials[0], trials[3]], 2)] == ["as it is"], "nothing more to compare"
+
+
+def test_a_setting_that_was_left_out_does_not_come_back():
+    trials = [trial("as it is", 0.9, 0.9), trial("left out", 0.1), trial("a", 0.8, 0.8)]
+    assert [each.name for each in going_on(trials, 3)] == ["a", "as it is"]
+
+
+def test_all_that_can_be_trained_go_on_where_the_job_as_it_is_cannot():
+    trials = [trial("as it is", failure="a loss is not finite"), trial("a", 0.9), trial("b", failure="likewise")]
+    assert [each.name for each in going_on(trials, 4)] == ["a", "as it is"]
 
 
 def test_the_best_change_of_each_kind_is_tried_together_with_the_others():
@@ -213,6 +224,8 @@ def test_the_best_change_of_each_kind_is_tried_together_with_the_others():
     assert together is not None
     assert together.keys == {"x": 1, "y": 1}
     assert combined([plain, *trials[1:3]]) is None, "one kind alone has been tried"
+    scant = [trial(name, 0.4995, 0.4995, keys=name) for name in "xy"]
+    assert combined([plain, *scant]) is None, "together they would not be chosen either"
 
 
 def test_another_setting_is_chosen_only_if_it_is_clearly_better_all_along():

@@ -2,9 +2,9 @@
 
 The first events of the stream, or its newest ones, go through source and pipe once. Every setting learns the same
 samples from memory, as an embedded trainer that logs and commits nothing. Successive halving (Jamieson, Talwalkar 2016)
-by the loss of samples that are predicted before they are learnt: no clock takes part, so that a repetition chooses the
-same. At last the best change of each kind is tried together with the others. service.cluster.tuning starts the process,
-and reads `progress.json` in its store.
+by the loss of samples that are predicted before they are learnt, as long as any setting is ahead of the job as it is:
+no clock takes part, so that a repetition chooses the same. At last the best change of each kind is tried together with
+the others. service.cluster.tuning starts the process, and reads `progress.json` in its store.
 """
 
 import copy
@@ -195,25 +195,37 @@ def best(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def going_on(trials: Sequence[Trial], most: int) -> list[Trial]:
-    """The best of them that train in the next round, so many; the first, which is the job as it is, is always among
-    them: the others are compared with it.
+    """The best of them that train in the next round, so many at most: those ahead of the first one, which is the job
+    as it is, and this one, as the others are compared with it.
     """
-    chosen = best(trials)[:most]
-    return chosen if trials[0] in chosen else [*chosen[:-1], trials[0]]
+    plain, longest = trials[0], max(len(each.losses) for each in trials)
+    ahead = [each for each in trials[1:] if len(each.losses) == longest and _is_ahead(each, plain)]
+    return [*best(ahead)[: most - 1], plain]
+
+
+def _is_ahead(trial: Trial, plain: Trial) -> bool:
+    """By half of what it needs in the end, as a lead may grow."""
+    loss, _ = plain.measured(len(plain.losses))
+    if loss is None:
+        return trial.measured(len(trial.losses))[0] is not None
+    return trial.gain_over(plain) > MIN_GAIN / 2 * loss
 
 
 def combined(trials: Sequence[Trial]) -> Trial | None:
-    """The best change of each kind together, as far as each is better than none; None unless there are two.
+    """The best change of each kind together, as far as each is better than none; None unless there are two, and what
+    they gain in sum would be enough to choose them.
 
     The first trial is the job as it is. Changes of the same keys are of one kind.
     """
+    loss, _ = trials[0].measured(len(trials[0].losses))
     by_kind: dict[tuple[str, ...], Trial] = {}
     for each in trials[1:]:
         kind = tuple(sorted(each.keys))
         gain = each.gain_over(trials[0])
         if gain > 0 and (kind not in by_kind or gain > by_kind[kind].gain_over(trials[0])):
             by_kind[kind] = each
-    if len(by_kind) < 2:
+    gains = math.fsum(each.gain_over(trials[0]) for each in by_kind.values())
+    if len(by_kind) < 2 or loss is None or gains < MIN_GAIN * loss:
         return None
     return Trial(COMBINED, {key: value for each in by_kind.values() for key, value in each.keys.items()})
 
@@ -240,8 +252,11 @@ class Trials:
         """All trials, the chosen one first."""
         with ExitStack() as held:
             held.callback(self._close_all)
-            for passes, most in rounds(len(self.trials), len(self._plans)):
-                chosen = going_on(self.trials, most)
+            for number, (passes, most) in enumerate(rounds(len(self.trials), len(self._plans))):
+                chosen = going_on(self.trials, most) if number else self.trials
+                if len(chosen) == 1:
+                    return chosen_first(self.trials)
+                self._runs -= most - len(chosen)
                 self._close_all(but=[each.name for each in chosen])
                 for each in chosen:
                     self._train(each, passes)
