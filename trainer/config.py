@@ -46,7 +46,7 @@ from headrace.trainer.retrieval_config import RetrievalSection
 from headrace.trainer.tuning_config import TuningSection
 from headrace.trainer.value_types import Dtype
 
-NEWEST_DEFAULTS = 5
+NEWEST_DEFAULTS = 6
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
 
 

@@ -72,11 +72,11 @@ class TuningChoice(Section):
 class TuningSection(Section):
     """How a new job tries settings before its first pass."""
 
-    events: int = Field(default=20_000, ge=64, le=10_000_000)
+    events: int = Field(default=10_000, ge=64, le=10_000_000)
     """Number of events at the beginning of the stream on which settings are tried. A stream with fewer is not tuned."""
     settings: int = Field(default=8, ge=2, le=MAX_TRIED - 1)
     """Most settings that are tried: all learn the first quarter of the events, the better half of them the second one,
-    and two all events; a combination of the best ones is tried last."""
+    and two all events, as far as they are ahead of the job as it is; a combination of the best ones is tried last."""
     chosen: TuningChoice | None = None
     """The result, which the job writes into its log. The chosen values are defaults of this job: a key that the file
     sets has the file's value."""

@@ -55,7 +55,7 @@ LEFT_OUT = ("exports", "predict", "evaluator", "guards", "cluster", "tuning")
 OPEN_S = 60.0
 LOOK_S = 0.1
 """Time between two looks at the process."""
-LEAST_SHARE = 4
+LEAST_SHARE = 8
 """Crosses are chosen if the stream has `crosses.events` divided by this."""
 
 

@@ -24,14 +24,15 @@ from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
-from headrace.service.planning.feature_columns import IdColumn, of_cross, of_numbers, of_signs
+from headrace.service.planning.feature_columns import F64, IdColumn, of_cross, of_numbers, of_signs
 from headrace.service.planning.feature_worth import FeatureBench, Progress, SampleFacts
 from headrace.service.planning.stream_facts import gathered, read_blocks
 from headrace.service.spec.job import LoadedJob
 from headrace.service.spec.side_config import SideConfig
-from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
+from headrace.service.spec.tuned_settings import says_how_rows_learn
+from headrace.trainer.config import NEWEST_DEFAULTS
 from headrace.trainer.cross_config import ChosenPair, CrossChoice
-from headrace.trainer.spec.defaults import RATES_BY_SLOTS, learns_by_slots, rows_learn
+from headrace.trainer.spec.defaults import RATES_BY_SLOTS, rows_learn
 
 PAIR_RATES = (0.1, 0.3)
 """Steps of the learner that are tried for pairs: one whose ids are many learns by short ones."""
@@ -44,6 +45,9 @@ RATE_STEP, MAX_RATE = 2.0, 4.0
 MIN_RATE_GAIN, RATE_ERRORS = 0.0075, 3.0
 """Least fall of the log loss by another rate, and by how many standard errors. It is large, as vectors learn what is
 left: twice the rate had 0.0116 on *ratings*, where deepfm gains by it, and 0.003 on *steady*, where it loses."""
+RATE_SAMPLES = 20_000
+"""Samples by which the rate is chosen, the first ones. By more, twice the rate gains as much on *clicks* as on
+*ratings*, and deepfm loses by it on *clicks*."""
 MAX_CANDIDATES = 24
 """Pairs that are looked at beside those that are chosen."""
 MAX_CROSSED_LEN = 4.0
@@ -62,38 +66,50 @@ class _Pair:
     column: IdColumn
 
 
-def choice_of(job: TrainerJob, samples: Samples) -> CrossChoice:
+def choice_of(job: LoadedJob, samples: Samples) -> CrossChoice:
     """The pairs that pay on these samples, the first ones of the stream of a job, whose first task has log loss."""
-    schema, num = Schema.of(job.slots), min(len(samples), job.crosses.events)
-    samples = samples.slice(0, num)
-    label_B = samples.meta[job.tasks[0].label].astype(np.float64)
+    samples = samples.slice(0, min(len(samples), job.spec.crosses.events))
+    label_B = samples.meta[job.spec.tasks[0].label].astype(np.float64)
     kept_B = np.flatnonzero((label_B >= 0) & (label_B <= 1))
-    samples, label_B = samples.take(kept_B), label_B[kept_B]
-    end_E = np.flatnonzero(np.append(np.diff(samples.event_B) != 0, len(kept_B) > 0)) + 1
+    samples, label_B, schema = samples.take(kept_B), label_B[kept_B], Schema.of(job.spec.slots)
     try:
-        bench = FeatureBench(SampleFacts(label_B, end_E, samples.time_s_B))
+        bench, slots, numbers = _bench_of(schema, samples, label_B)
     except BadInput:  # too few samples, or one label alone
         return CrossChoice(samples=len(kept_B))
+    num = min(len(samples), RATE_SAMPLES)
+    by = first_order_rate(schema, samples.slice(0, num), label_B[:num]) if _takes_rate(job) else 1.0
+    before = bench.choose_rate([*slots.values(), *numbers])
+    pairs, end = _chosen(bench, before, _candidates(slots), job.spec.crosses.most)
+    return CrossChoice(pairs=pairs, samples=len(kept_B), auc=before.auc, auc_with=end.auc, first_order_rate=by)
+
+
+def _bench_of(
+    schema: Schema, samples: Samples, label_B: F64
+) -> tuple[FeatureBench, dict[str, IdColumn], list[IdColumn]]:
+    """The bench of samples, and their columns: of sparse slots by name, and of dense ones. Raises BadInput."""
+    end_E = np.flatnonzero(np.append(np.diff(samples.event_B) != 0, len(label_B) > 0)) + 1
+    bench = FeatureBench(SampleFacts(label_B, end_E, samples.time_s_B))
     slots = {
         slot.name: of_signs(samples.sparse[slot.name], is_mean=slot.sparse.pooling != "sum")
         for slot in schema.emitted.sparse
     }
-    numbers = [of_numbers(samples.dense[slot.name]) for slot in schema.emitted.dense]
-    by = first_order_rate(bench, [*slots.values(), *numbers], len(schema.uncrossed.sparse)) if _takes_rate(job) else 1.0
-    before = bench.choose_rate([*slots.values(), *numbers])
-    pairs, end = _chosen(bench, before, _candidates(slots), job.crosses.most)
-    return CrossChoice(pairs=pairs, samples=len(kept_B), auc=before.auc, auc_with=end.auc, first_order_rate=by)
+    return bench, slots, [of_numbers(samples.dense[slot.name]) for slot in schema.emitted.dense]
 
 
-def _takes_rate(job: TrainerJob) -> bool:
+def _takes_rate(job: LoadedJob) -> bool:
     """Whether a table has first-order weights whose rate follows from the number of slots."""
-    of_slots = (job.defaults or NEWEST_DEFAULTS) >= RATES_BY_SLOTS
-    return of_slots and any(table.first_order and learns_by_slots(table) for table in job.tables.values())
+    of_slots = (job.spec.defaults or NEWEST_DEFAULTS) >= RATES_BY_SLOTS
+    tables = job.spec.tables.items()
+    return of_slots and any(table.first_order and not says_how_rows_learn(job, name) for name, table in tables)
 
 
-def first_order_rate(bench: FeatureBench, columns: Sequence[IdColumn], num_slots: int) -> float:
+def first_order_rate(schema: Schema, samples: Samples, label_B: F64) -> float:
     """By how much the rate that follows from the number of slots is to be multiplied."""
-    rule = rows_learn(num_slots)["first_order_optimizer"]["lr"]
+    try:
+        bench, slots, numbers = _bench_of(schema, samples, label_B)
+    except BadInput:  # one label alone
+        return 1.0
+    columns, rule = [*slots.values(), *numbers], rows_learn(len(schema.uncrossed.sparse))["first_order_optimizer"]["lr"]
 
     def at(by: float) -> Progress:
         bench.rate = rule * by
@@ -192,7 +208,7 @@ def start(path: Path) -> None:
     config = worker_process.config_of(path, SideConfig)
     worker_process.begin("crosses")
     job = config.loaded()
-    config.write(choice_of(job.spec, first_samples(job)).model_dump_json().encode())
+    config.write(choice_of(job, first_samples(job)).model_dump_json().encode())
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
-from headrace.pserver.config import OF_ROWS, TableSection
+from headrace.pserver.config import TableSection
 from headrace.service.spec.job import LoadedJob, with_raw
-from headrace.service.spec.tuned_settings import is_set, with_keys
+from headrace.service.spec.tuned_settings import says_how_rows_learn, with_keys
 from headrace.trainer.cross_config import CROSSES, CrossChoice
 from headrace.trainer.spec.defaults import may_follow_events, rows_learn
 
@@ -26,7 +26,7 @@ MODELS = frozenset("lr fm deepfm wide_deep deep_crossing dcn dcn_v2 dlrm finalml
 def chooses(job: LoadedJob) -> bool:
     """Whether a new job chooses crosses, as far as its file says."""
     spec, schema = job.spec, Schema.of(job.spec.slots)
-    says_more = any(is_set(job.raw, f"tables.{name}.{key}") for name in spec.tables for key in OF_ROWS)
+    says_more = any(says_how_rows_learn(job, name) for name in spec.tables)
     choose = spec.crosses.choose or ("auto" if job.full["defaults"] >= OF_SET and not says_more else "off")
     has_own = any(slot.entry.cross for slot in schema.sparse) or bool(schema.crossed)
     taken = CROSSES in schema.by_name or CROSSES in spec.tables

@@ -65,6 +65,11 @@ def is_set(raw: Any, path: str) -> bool:
     return value_at(raw, path) is not None
 
 
+def says_how_rows_learn(job: LoadedJob, table: str) -> bool:
+    """Whether the job file has a key of a table by which its rates do not follow from the number of slots."""
+    return any(is_set(job.raw, f"tables.{table}.{key}") for key in OF_ROWS)
+
+
 def value_at(raw: Any, path: str) -> Any:
     """The value of a key of a spec as written; None where it has none."""
     for name in path.split("."):
@@ -89,7 +94,7 @@ def _row_rates(job: LoadedJob, factor: float) -> Iterator[tuple[str, Any]]:
     OF_ROWS takes the others from their classes.
     """
     for name, table in job.spec.tables.items():
-        by_slots = not any(is_set(job.raw, f"tables.{name}.{key}") for key in OF_ROWS)
+        by_slots = not says_how_rows_learn(job, name)
         if by_slots:
             yield f"tables.{name}.grad_scale", table.grad_scale
             yield f"tables.{name}.in_batch", table.in_batch

@@ -2,17 +2,21 @@
 
 `python -m tests.bench.defaults` fills the tables of trainer/README.md: AUC of the second half of each stream, every
 sample predicted before it is learnt, of the model deepfm with sets of defaults, and of logistic regression that takes a
-sample at a time with one setting for all streams. `--changes` also measures all defaults but one, on the streams that
-defaults may be chosen by. Figures that are there are not made again, but with `--again`; `--only news` takes streams,
-`--print` writes no page. No figure depends on how fast it goes.
+sample at a time with one setting for all streams, and by hindsight. `--changes` also measures all defaults but one, on
+the streams that defaults may be chosen by. Figures that are there are not made again, but with `--again`; `--only news`
+takes streams, `--print` writes no page. No figure depends on how fast it goes.
 """
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from headrace.config import validate
+from headrace.dataset.samples.batch import Ragged
 from headrace.dataset.spec.schema import Schema
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.spec.defaults import rows_learn
@@ -20,6 +24,7 @@ from tests.bench.linear import Linear
 from tests.bench.model_figures import Changes, write_between
 from tests.bench.streams import CHOOSING, STREAMS
 from tests.bench.w1 import ROOT
+from tests.bench.worlds import PAIRS, WORLDS
 from tests.bench.zoo import Zoo, measured
 
 PAGE = ROOT / "trainer" / "README.md"
@@ -29,11 +34,16 @@ SETS: Mapping[str, Changes] = {
     "set 4": {"defaults": 4},
     "set 5, no crosses": {"defaults": 5},
     "set 5": {"defaults": 5},
+    "set 6": {"defaults": 6},
 }
 """Sets 2 and 3 learn deepfm as set 4 does."""
-CHANGED, NEWEST = list(SETS)[-2:]
-"""The set that changes are compared with; and the one that chooses crosses, as a new job does."""
+CHANGED, *CHOOSING_CROSSES = list(SETS)[-3:]
+"""The set that changes are compared with; and those that choose crosses, as a new job does."""
+NEWEST = CHOOSING_CROSSES[-1]
 LINEAR = {"linear": Linear(), "linear, all crosses": Linear(crosses=True)}
+HINDSIGHT = "linear, by hindsight"
+"""With the pairs of which a world is made, at the best of these multiples of its rate."""
+RATES = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 
 def changes_of(num_slots: int) -> dict[str, Changes]:
@@ -66,9 +76,24 @@ def lines_of(stream: str, zoo: Zoo, changed: bool) -> Iterator[tuple[str, Callab
     job = validate(TrainerJob, zoo.streams.spec(stream))
     changes = changes_of(len(Schema.of(job.slots).sparse)) if changed and stream in CHOOSING else {}
     for name, change in {**SETS, **changes}.items():
-        yield name, partial(zoo.model, stream, change, crosses=name == NEWEST)
+        yield name, partial(zoo.model, stream, change, crosses=name in CHOOSING_CROSSES)
     for name, learner in LINEAR.items():
         yield name, partial(zoo.learner, stream, learner)
+    if stream in WORLDS:
+        yield HINDSIGHT, partial(by_hindsight, stream, zoo)
+
+
+def by_hindsight(stream: str, zoo: Zoo) -> dict[str, Any]:
+    """Figures of the best linear model that knows which pairs of fields say more together."""
+    samples = zoo.streams.samples(stream)
+    sparse = dict(samples.sparse)
+    for one, other in PAIRS.get(stream, ()):
+        parts = [sparse[name].values_N for name in (one, other)]
+        pair_B = np.unique(np.stack(parts), axis=1, return_inverse=True)[1].ravel()
+        sparse[f"{one} {other}"] = Ragged(pair_B.astype(np.uint64), sparse[one].offset_B1)
+    known = replace(samples, sparse=sparse)
+    found = (zoo.learner(stream, Linear(rate=by * Linear.rate), known) for by in RATES)
+    return max(found, key=lambda each: float(each["auc"]))
 
 
 def tables_of(results: Results) -> str:
@@ -78,7 +103,7 @@ def tables_of(results: Results) -> str:
         return float(results[stream].get(name, {}).get("auc", "nan"))
 
     streams = [stream for stream in STREAMS if NEWEST in results.get(stream, {})]
-    names = [*SETS, *LINEAR]
+    names = [*SETS, *LINEAR, HINDSIGHT]
     lines = ["", f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for stream in streams:
         cells = [f"{auc(stream, name):.4f}".replace("nan", "-") for name in names]

@@ -242,6 +242,18 @@ HELD_OUT: Mapping[str, Make] = {
 }
 """Nothing is chosen by these: they say whether a choice holds elsewhere."""
 WORLDS = {**CHOOSING, **HELD_OUT}
+PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "few_ids": (("shelf", "region"), ("campaign", "device"), ("theme", "age")),
+    "many_ids": (("site", "seller"),),
+    "ratings": (("user", "genre"),),
+    "videos": (("interest", "category"), ("age", "category"), ("user", "category"), ("city", "place")),
+    "shop": (("visitor", "shelf"),),
+    "adverts": (("section", "theme"), ("page", "advertiser"), ("city", "theme")),
+    "lessons": (("pupil", "skill"),),
+    "letters": (("receiver", "sender"), ("subject", "region")),
+    "offers": (("query", "kind"), ("visitor", "kind"), ("town", "seller")),
+}
+"""The pairs of fields whose ids have a trait together."""
 
 
 def make(name: str, num: int, seed: int = 1) -> Columns:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dataset.samples.batch import Samples
 from headrace.service.monitor.lines import crosses_text
 from headrace.service.planning.cross_choice import choice_of
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
@@ -89,14 +90,14 @@ class Zoo:
         merge(raw, {**changes, "slots": slots})
         reader, job = self.streams.reader(stream), job_of(raw, self._folder)
         if crosses and chooses(job):
-            choice = choice_of(job.spec, reader.samples).model_dump(mode="json")
+            choice = choice_of(job, reader.samples).model_dump(mode="json")
             raw = under_crosses(job, choice).raw
             print(stream, crosses_text(read(ChosenCrossesStatus, choice)), file=sys.stderr)
         return trained(self.streams.config(raw), reader)
 
-    def learner(self, stream: str, learner: Any) -> dict[str, Any]:
-        """Figures of a learner of one sample at a time, measured as those of a job are."""
-        samples = self.streams.samples(stream)
+    def learner(self, stream: str, learner: Any, samples: Samples | None = None) -> dict[str, Any]:
+        """Figures of a learner of one sample at a time, measured as those of a job are; on other samples if given."""
+        samples = samples or self.streams.samples(stream)
         flat = Flat.of(samples, LABEL)
         begin_s = time.process_time()
         found: Learnt = learner.learn(flat)

@@ -10,6 +10,7 @@ from tests.bench.defaults import (
     CHANGED,
     CHANGES,
     END,
+    HINDSIGHT,
     LINEAR,
     NEWEST,
     PAGE,
@@ -45,7 +46,7 @@ def leaves(value, path=()):
 
 def test_what_is_held_out_is_measured_without_changes(tmp_path):
     zoo = Zoo(tmp_path)
-    assert [name for name, _ in lines_of("videos", zoo, changed=True)] == [*SETS, *LINEAR]
+    assert [name for name, _ in lines_of("videos", zoo, changed=True)] == [*SETS, *LINEAR, HINDSIGHT]
     assert [name for name, _ in lines_of("clicks", zoo, changed=True)] == [*SETS, *CHANGES, *LINEAR]
 
 
@@ -53,7 +54,7 @@ def test_the_tables_have_each_figure_and_each_change_as_a_difference():
     found = dict.fromkeys([*SETS, *LINEAR], {"auc": 0.5}) | dict.fromkeys((CHANGED, NEWEST), {"auc": 0.75})
     some = {"linear": {"auc": 0.5}}
     text = tables_of({"clicks": {**found, CHANGES[0]: {"auc": 0.7}}, "rare": found, "news": some})
-    assert "| clicks | 0.5000 | 0.7500 | 0.7500 | 0.5000 | 0.5000 |" in text
+    assert "| clicks | 0.5000 | 0.7500 | 0.5000 | 0.7500 | 0.5000 | 0.5000 | - |" in text
     assert "| rare, held out | 0.5000 |" in text and "news" not in text
     assert f"| {CHANGES[0]} | -0.0500 |" in text and CHANGES[1] not in text
     assert len(tables_of({"rare": found}).split("\n\n")) == 2  # no changes, no second table
@@ -62,7 +63,7 @@ def test_the_tables_have_each_figure_and_each_change_as_a_difference():
 def test_the_page_has_a_line_for_each_stream_and_set():
     text = PAGE.read_text().split(BEGIN)[1].split(END)[0]
     assert all(f"| {stream}" in text for stream in STREAMS)
-    assert f"| | {' | '.join([*SETS, *LINEAR])} |" in text
+    assert f"| | {' | '.join([*SETS, *LINEAR, HINDSIGHT])} |" in text
 
 
 def test_the_rates_that_are_changed_are_those_of_the_number_of_slots():

@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.config import validate
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.service.planning.cross_choice import choice_of
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
 from headrace.service.spec.job import job_of
-from headrace.trainer.config import TrainerJob
 from headrace.trainer.spec.defaults import rows_learn
 from tests.integration.stream_job import SPEC
 from tests.jobs import changed
@@ -46,15 +44,15 @@ def samples(planted: float, seed: int = 1, per_event: int = 1) -> Samples:
 
 @pytest.mark.parametrize("per_event", [1, 5])
 def test_a_planted_interaction_is_chosen_and_nothing_else(per_event):
-    choice = choice_of(validate(TrainerJob, JOB), samples(1.0, per_event=per_event))
+    choice = choice_of(job_of(JOB, Path("/")), samples(1.0, per_event=per_event))
     assert [set(each.of) for each in choice.pairs] == [{"shelf", "region"}]
     assert choice.auc_with > choice.auc + 0.01
-    assert choice == choice_of(validate(TrainerJob, JOB), samples(1.0, per_event=per_event)), "no clock decides"
+    assert choice == choice_of(job_of(JOB, Path("/")), samples(1.0, per_event=per_event)), "no clock decides"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_without_interactions_has_none(seed):
-    choice = choice_of(validate(TrainerJob, JOB), samples(0.0, seed))
+    choice = choice_of(job_of(JOB, Path("/")), samples(0.0, seed))
     assert not choice.pairs
     assert choice.samples == NUM
 
@@ -67,15 +65,15 @@ def test_first_order_weights_learn_faster_where_ids_say_much(strength, expected)
     click = (random.random(NUM) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     sparse = {name: Ragged(id_N.astype(np.uint64), np.arange(NUM + 1)) for name, id_N in ids.items()}
     stream = Samples(sparse, {}, {"click": click}, np.arange(NUM), np.full(NUM, np.nan))
-    assert choice_of(validate(TrainerJob, JOB), stream).first_order_rate == expected
+    assert choice_of(job_of(JOB, Path("/")), stream).first_order_rate == expected
     for said in ({"tables": {"default": {"grad_scale": "mean"}}}, {"defaults": 4}):
-        assert choice_of(validate(TrainerJob, JOB | said), stream).first_order_rate == 1.0, "no table would take it"
+        assert choice_of(job_of(JOB | said, Path("/")), stream).first_order_rate == 1.0, "no table would take it"
 
 
 def test_labels_that_say_nothing_choose_none():
     without_clicks = samples(1.0)
     without_clicks.meta["click"][:] = 0
-    assert not choice_of(validate(TrainerJob, JOB), without_clicks).pairs
+    assert not choice_of(job_of(JOB, Path("/")), without_clicks).pairs
 
 
 CHOSEN = {"pairs": [{"of": ["a", "b"], "gain": 0.01}], "samples": 9, "auc": 0.6, "auc_with": 0.7}

@@ -26,6 +26,8 @@ MOVED = {
     "KafkaSource.null_values": ("reject", "skip"),
     "FilesSource.blank_lines": ("read", "skip"),
     "TrainSection.calibrate": (False, True),
+    "CrossesSection.events": (20_000, 40_000),
+    "TuningSection.events": (20_000, 10_000),
 }
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
 LEFT_OUT = ("predict", "evaluator", "cluster", "without")
