@@ -54,8 +54,8 @@ class CrossesSection(Section):
     """"auto": a new job chooses crosses, if its stream begins with enough events. "off": it has none. Unset: "auto"
     from set 5 of the defaults on, unless a table says how its rows learn."""
     events: int = Field(default=40_000, ge=1_000, le=1_000_000)
-    """Most events, and most samples, by which they are chosen. A stream with less than an eighth of these events has
-    none."""
+    """Most events, and most samples, by which they are chosen. A stream with less than a quarter of these events and
+    less than 5,000 has none."""
     most: int = Field(default=16, ge=1, le=MAX_PAIRS)
     """Most pairs."""
     chosen: CrossChoice | None = None

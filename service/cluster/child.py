@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -166,14 +167,18 @@ def _started(preload: Sequence[str]) -> tuple[socket.socket, ChildProcess]:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = (*PYTHON, "headrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
-        process = ChildProcess(
-            command,
-            environment=unbuffered(os.environ),
-            stdin=DEVNULL,
-            stdout=None,
-            stderr=None,
-            pass_fds=[theirs.fileno()],
-        )
+        try:
+            process = ChildProcess(
+                command,
+                environment=unbuffered(os.environ),
+                stdin=DEVNULL,
+                stdout=None,
+                stderr=None,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError:
+            control.close()
+            raise
     return control, process
 
 
@@ -184,22 +189,34 @@ _early: list[tuple[socket.socket, ChildProcess]] = []
 @contextmanager
 def early_forkserver() -> Iterator[Callable[[], None]]:
     """Start a forkserver that the first starter of this process takes, so that its imports run beside those of this
-    process. One that nobody takes ends with the context, or by what this gives.
+    process: of all that some job needs. One that nobody takes ends with the context, or by what this gives.
     """
+    mine = list[tuple[socket.socket, ChildProcess]]()
 
     def end() -> None:
-        while _early:
-            control, process = _early.pop()
-            control.close()
-            process.kill()
-            process.end()
+        for each in mine:
+            with suppress(ValueError):  # taken
+                _early.remove(each)
+                control, process = each
+                control.close()
+                process.kill()
+                process.end()
 
-    if can_fork() and VARIABLE not in os.environ:
-        _early.append(_started(OF_ANY_JOB))
+    if can_fork() and VARIABLE not in os.environ and find_spec("torch") is not None:
+        with suppress(OSError):  # a starter will say why
+            mine.append(_started(OF_ANY_JOB))
+    _early.extend(mine)
     try:
         yield end
     finally:
         end()
+
+
+def _taken_early() -> tuple[socket.socket, ChildProcess] | None:
+    try:
+        return _early.pop()
+    except IndexError:
+        return None
 
 
 class _Running:
@@ -207,7 +224,7 @@ class _Running:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.process: ChildProcess | LentForkserver
-        self._control, self.process = borrow(preload) or (_early.pop() if _early else _started(preload))
+        self._control, self.process = borrow(preload) or _taken_early() or _started(preload)
         self._numbers = count()
         self._children: dict[int, ForkedChild] = {}
         self._lock = threading.Lock()  # held for a new child and for the end of the forkserver

@@ -55,8 +55,8 @@ LEFT_OUT = ("exports", "predict", "evaluator", "guards", "cluster", "tuning")
 OPEN_S = 60.0
 LOOK_S = 0.1
 """Time between two looks at the process."""
-LEAST_SHARE = 8
-"""Crosses are chosen if the stream has `crosses.events` divided by this."""
+LEAST_SHARE, LEAST_EVENTS = 4, 5_000
+"""Crosses are chosen if the stream has `crosses.events` divided by this, or so many."""
 
 
 class TuningStopped(HeadraceError):
@@ -199,7 +199,7 @@ class _Chooser:
 
     def crossed(self, job: LoadedJob) -> LoadedJob:
         """The job with the crosses that it chooses, or without."""
-        least = job.spec.crosses.events // LEAST_SHARE
+        least = min(LEAST_EVENTS, job.spec.crosses.events // LEAST_SHARE)
         if not _chooses_crosses(job) or not _has_backlog(job, least, self.on_line, "no crosses are chosen"):
             return job
 

@@ -76,8 +76,10 @@ def choice_of(job: LoadedJob, samples: Samples) -> CrossChoice:
         bench, slots, numbers = _bench_of(schema, samples, label_B)
     except BadInput:  # too few samples, or one label alone
         return CrossChoice(samples=len(kept_B))
-    num = min(len(samples), RATE_SAMPLES)
-    by = first_order_rate(schema, samples.slice(0, num), label_B[:num]) if _takes_rate(job) else 1.0
+    by = 1.0
+    if _takes_rate(job):
+        num = min(len(samples), RATE_SAMPLES)
+        by = first_order_rate(schema, samples.slice(0, num), label_B[:num])
     before = bench.choose_rate([*slots.values(), *numbers])
     pairs, end = _chosen(bench, before, _candidates(slots), job.spec.crosses.most)
     return CrossChoice(pairs=pairs, samples=len(kept_B), auc=before.auc, auc_with=end.auc, first_order_rate=by)

@@ -67,7 +67,7 @@ def is_set(raw: Any, path: str) -> bool:
 
 def says_how_rows_learn(job: LoadedJob, table: str) -> bool:
     """Whether the job file has a key of a table by which its rates do not follow from the number of slots."""
-    return any(is_set(job.raw, f"tables.{table}.{key}") for key in OF_ROWS)
+    return not OF_ROWS.isdisjoint(value_at(job.raw, f"tables.{table}") or ())
 
 
 def value_at(raw: Any, path: str) -> Any:

@@ -47,7 +47,7 @@ def moments(folder: Path, changes: Sequence[str]) -> dict[str, float]:
             while running.poll() is None:
                 text, now_s = said.read_text(), time.perf_counter() - begin_s
                 seen = [each for each, words in WORDS.items() if words in text]
-                if any((store / "commits").glob("*")):
+                if any((store / "commits").glob("*/manifest.json")):
                     seen.append("first pass")
                 for each in seen:
                     found.setdefault(each, now_s)

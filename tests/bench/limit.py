@@ -313,13 +313,13 @@ def shares(found: dict[str, dict[str, Any]], npz: Path, folder: Path, steps: dic
     for road, both in rates.items():
         limit, of_torch = found[road], theirs[_parts_of(road)[1]]
         ours, cpu_ms = zip(*both, strict=True)
-        shares = [rate / limit["samples_per_s"] for rate in ours]
+        parts = [rate / limit["samples_per_s"] for rate in ours]
         ratios = [rate / their for rate, their in zip(ours, of_torch, strict=True)]
         limit |= {
             "product_samples_per_s": statistics.median(ours),
             "pytorch_samples_per_s": statistics.median(of_torch),
         }
-        limit |= {"share": statistics.median(shares), "share_spread": [min(shares), max(shares)]}
+        limit |= {"share": statistics.median(parts), "share_spread": [min(parts), max(parts)]}
         limit |= {"of_pytorch": statistics.median(ratios), "of_pytorch_spread": [min(ratios), max(ratios)]}
         if "2 shards" not in road:  # the CPU time of shards is not in it
             product_ms = statistics.median(cpu_ms)

@@ -107,7 +107,7 @@ class Streams:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.spec = cache(lambda stream: spec_of(stream, folder))
-        self.reader = cache(self._read)
+        self.reader = cache(self.read)
 
     def samples(self, stream: str) -> Samples:
         """All samples of a stream in its order."""
@@ -119,7 +119,8 @@ class Streams:
         where = {"folder": self._folder, "store": store, "live": store / "live", "socket": store / "role"}
         return WorkerConfig(job=dict(raw), rank=0, world=1, cores=1, **where)
 
-    def _read(self, stream: str) -> Remembered:
+    def read(self, stream: str) -> Remembered:
+        """Read all of a stream."""
         raw = self.spec(stream)
         job = validate(TrainerJob, raw)
         source, section = source_of(self.config(raw), job, known=()), next(iter(job.sources.values()))

@@ -205,6 +205,13 @@ def test_a_setting_that_was_left_out_does_not_come_back():
     assert [each.name for each in going_on(trials, 3)] == ["a", "as it is"]
 
 
+def test_all_go_on_where_no_sample_had_a_label_yet():
+    empty = [trial(name) for name in ("as it is", "a", "b")]
+    for each in empty:
+        each.losses = [(0, math.nan, None)] * 2
+    assert [each.name for each in going_on(empty, 3)] == ["a", "b", "as it is"]
+
+
 def test_all_that_can_be_trained_go_on_where_the_job_as_it_is_cannot():
     trials = [trial("as it is", failure="a loss is not finite"), trial("a", 0.9), trial("b", failure="likewise")]
     assert [each.name for each in going_on(trials, 4)] == ["a", "as it is"]

@@ -199,15 +199,15 @@ def going_on(trials: Sequence[Trial], most: int) -> list[Trial]:
     as it is, and this one, as the others are compared with it.
     """
     plain, longest = trials[0], max(len(each.losses) for each in trials)
-    ahead = [each for each in trials[1:] if len(each.losses) == longest and _is_ahead(each, plain)]
+    ahead = [each for each in trials[1:] if len(each.losses) == longest and _may_win(each, plain)]
     return [*best(ahead)[: most - 1], plain]
 
 
-def _is_ahead(trial: Trial, plain: Trial) -> bool:
-    """By half of what it needs in the end, as a lead may grow."""
+def _may_win(trial: Trial, plain: Trial) -> bool:
+    """Whether it is ahead by half of what it needs in the end, as a lead may grow; without labels so far all may."""
     loss, _ = plain.measured(len(plain.losses))
     if loss is None:
-        return trial.measured(len(trial.losses))[0] is not None
+        return not trial.failure
     return trial.gain_over(plain) > MIN_GAIN / 2 * loss
 
 
