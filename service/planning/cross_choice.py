@@ -196,9 +196,10 @@ def _in_turn(
 
 
 def first_samples(job: LoadedJob) -> Samples:
-    """The first samples of the job's stream, as far as a choice takes them. Raises SpecError, BadInput, as a source."""
+    """The first samples of the job's stream, as far as they are there and a choice takes them. Raises SpecError,
+    BadInput, as a source."""
     most, tally = job.spec.crosses.events, PassTally()
-    with closing(read_blocks(job, most, tally)) as blocks:
+    with closing(read_blocks(job, most, tally, waits=False)) as blocks:
         samples = gathered(([part] for block in blocks for part in block), most, MAX_VALUES)
     if samples is None:
         raise BadInput(f"the stream gave no sample: {tally.num_events:,} events")

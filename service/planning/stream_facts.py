@@ -254,12 +254,12 @@ def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
 
 
 def read_blocks(
-    job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool = False
+    job: LoadedJob, num_events: int, tally: PassTally, *, newest: bool = False, waits: bool = True
 ) -> Generator[Iterator[Samples]]:
     """The samples of the first events of the job's stream, without slots that the job fills, in blocks that grow.
 
     `newest`: the last events in place of the first, as the job would read them; its sources have Kafka groups of their
-    own (service.spec.side_groups). Raises SpecError, BadInput, and as a source. The job's own positions stay as they
+    own (service.spec.side_groups). `waits`: for events that a stream without an end has not yet. Raises SpecError, BadInput, and as a source. The job's own positions stay as they
     are.
     """
     spec, schema = job.spec, Schema.of(job.spec.slots)
@@ -278,7 +278,8 @@ def read_blocks(
         if newest:
             blocks: Iterable[Sequence[Segment]] = (each.segments[0] for each in plans)
         else:
-            blocks = _blocks(await_events(source, num_events), num_events)
+            there = await_events(source, num_events) if waits else source.partitions(Deadline.after(OPEN_S))
+            blocks = _blocks(there, num_events)
         for number, segments in enumerate(blocks):
             yield reader.read(number, segments, tally)
     finally:

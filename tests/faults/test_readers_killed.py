@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 
 import pytest
 
+from headrace.deadline import Deadline
 from headrace.service.faults.deaths import AtInstant
 from headrace.service.faults.injection import Deaths, run
 from headrace.service.faults.rounds import FALLBACK
@@ -20,6 +22,7 @@ PASSES = "passes.max_events=37"
 SLOW_PIPE = 'pipe.command=["sh", "-c", "sleep 0.2; exec cat"]'
 """Each pass takes so long at least."""
 PLACES = [pytest.param(1, 0, marks=pytest.mark.slow), (2, 2)]
+READERS = {"reader-0", "reader-1", "reader-2"}
 SLOWLY = 'pipe.command=["sh", "-c", "if [ -e slowly ]; then sleep 2; fi; exec cat"]'
 """Each pass takes so long at least as long as there is a file "slowly"."""
 
@@ -61,7 +64,10 @@ def test_readers_that_die_are_started_again_and_the_last_one_restarts_the_worker
         for words in ("reader-1 is started", "reader-0 is started"):  # the one or the other may have been said before
             if not any(words in line for line in killed.said):
                 killed.until_said(words)
-        workers = killed.workers()
+        deadline = Deadline.after(10)
+        while not READERS <= (workers := killed.workers()).keys():  # one that was just forked has no title yet
+            deadline.check("waiting for the titles of the readers")
+            time.sleep(0.01)
         for number in (1, 0, 2):
             os.kill(workers[f"reader-{number}"], signal.SIGKILL)
         killed.until_said("restarting")

@@ -11,11 +11,12 @@ import pytest
 
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.spec.schema import Schema
-from headrace.service.planning.cross_choice import choice_of
+from headrace.service.planning import stream_facts
+from headrace.service.planning.cross_choice import choice_of, first_samples
 from headrace.service.spec.chosen_crosses import chooses, under_crosses
-from headrace.service.spec.job import job_of
+from headrace.service.spec.job import job_of, load_job
 from headrace.trainer.spec.defaults import rows_learn
-from tests.integration.stream_job import SPEC
+from tests.integration.stream_job import SPEC, write_job
 from tests.jobs import changed
 
 NUM = 12_000
@@ -68,6 +69,13 @@ def test_first_order_weights_learn_faster_where_ids_say_much(strength, expected)
     assert choice_of(job_of(JOB, Path("/")), stream).first_order_rate == expected
     for said in ({"tables": {"default": {"grad_scale": "mean"}}}, {"defaults": 4}):
         assert choice_of(job_of(JOB | said, Path("/")), stream).first_order_rate == 1.0, "no table would take it"
+
+
+def test_a_choice_takes_what_is_there_and_waits_for_no_event(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_facts, "await_events", lambda *_: pytest.fail("it waits"))
+    assert (
+        0 < len(first_samples(load_job(write_job(tmp_path, num_lines=30)))) < job_of(JOB, tmp_path).spec.crosses.events
+    )
 
 
 def test_labels_that_say_nothing_choose_none():
