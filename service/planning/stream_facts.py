@@ -259,8 +259,8 @@ def read_blocks(
     """The samples of the first events of the job's stream, without slots that the job fills, in blocks that grow.
 
     `newest`: the last events in place of the first, as the job would read them; its sources have Kafka groups of their
-    own (service.spec.side_groups). `waits`: for events that a stream without an end has not yet. Raises SpecError, BadInput, and as a source. The job's own positions stay as they
-    are.
+    own (service.spec.side_groups). `waits`: for events that a stream without an end has not yet. Raises SpecError,
+    BadInput, and as a source. The job's own positions stay as they are.
     """
     spec, schema = job.spec, Schema.of(job.spec.slots)
     pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
