@@ -73,9 +73,8 @@ def test_first_order_weights_learn_faster_where_ids_say_much(strength, expected)
 
 def test_a_choice_takes_what_is_there_and_waits_for_no_event(tmp_path, monkeypatch):
     monkeypatch.setattr(stream_facts, "await_events", lambda *_: pytest.fail("it waits"))
-    assert (
-        0 < len(first_samples(load_job(write_job(tmp_path, num_lines=30)))) < job_of(JOB, tmp_path).spec.crosses.events
-    )
+    job = load_job(write_job(tmp_path, num_lines=30))
+    assert 0 < len(first_samples(job)) < job.spec.crosses.events
 
 
 def test_labels_that_say_nothing_choose_none():
